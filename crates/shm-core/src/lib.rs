@@ -1,0 +1,1 @@
+//! One shared arena for the processes of a program.
