@@ -1,1 +1,7 @@
 //! One shared arena for the processes of a program.
+
+pub mod clock;
+pub mod error;
+pub mod room;
+pub mod segment;
+pub mod strategy;
