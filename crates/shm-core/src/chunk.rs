@@ -154,7 +154,7 @@ impl<'a> Chunks<'a> {
             let total = layout::chunk_count(self.segment.capacity());
             if count > total - high {
                 return self.claim_below_high(me, count).ok_or_else(|| {
-                    Error::capacity_exhausted(count * CHUNK, (total - high) * CHUNK, self.segment.capacity())
+                    Error::capacity(count * CHUNK, self.segment.capacity(), "the allocation")
                 });
             }
             self.commit_descriptors(high + count)?;

@@ -141,7 +141,7 @@ impl Heap {
 
     /// Says that a block of one of our own chunks is free again.
     pub(crate) fn freed_here(&self, segment: &Segment, line: u64) {
-        self.inner.lock().put(segment, line);
+        self.inner.lock().put(segment, self.me, line);
     }
 
     /// Gives every chunk without a live block back to the arena. Returns the number of chunks given back.
@@ -306,17 +306,22 @@ impl Inner {
         }
     }
 
-    /// Puts a block of an own chunk on its list.
-    fn put(&mut self, segment: &Segment, line: u64) {
+    /// Puts a block of an own chunk on its list, if that is what the line still names.
+    fn put(&mut self, segment: &Segment, me: Owner, line: u64) {
         let chunks = Chunks::new(segment);
         let Some(span) = locate(segment, line) else { return };
         match chunks.state(span.chunk) {
-            State::Owned(_, Use::Slab(class)) => {
+            State::Owned(owner, Use::Slab(class)) if owner == me => {
                 if let Some(list) = self.free.get_mut(class as usize) {
                     list.push(line);
                 }
             }
-            State::Owned(_, Use::Run(count)) => self.runs.entry(count).or_default().push(span.chunk),
+            State::Owned(owner, Use::Run(count)) if owner == me => {
+                let heads = self.runs.entry(count).or_default();
+                if !heads.contains(&span.chunk) {
+                    heads.push(span.chunk);
+                }
+            }
             _ => {}
         }
     }

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, row};
 use crate::segment::Segment;
 
@@ -187,7 +187,11 @@ impl Leases {
         let chunks = Chunks::new(segment);
         let slot = (pool.committed / LEASES_PER_CHUNK) as usize;
         if slot >= self.chunks.len() {
-            return Err(Error::leases_full(row::DIRECTORY_WORDS * LEASES_PER_CHUNK));
+            let entries = (row::DIRECTORY_WORDS * LEASES_PER_CHUNK) as u32;
+            return Err(Error::new(
+                ErrorKind::LeasesFull { entries },
+                format!("this process already holds {entries} references, as many as its lease table has room for; drop tensors that are no longer needed"),
+            ));
         }
         let within = pool.committed % LEASES_PER_CHUNK;
         if within == 0 {

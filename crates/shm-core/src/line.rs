@@ -7,7 +7,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Bits of the count.
 pub(crate) const COUNT_BITS: u32 = 24;
@@ -51,13 +51,13 @@ pub(crate) fn increment(word: &AtomicU64, generation: u64) -> Result<()> {
     loop {
         let now = Counted::from_word(seen);
         if now.generation != generation || now.count == 0 {
-            return Err(Error::stale(format!(
+            return Err(Error::new(ErrorKind::Stale, format!(
                 "took one more reference to generation {generation}, found generation {} with count {}",
                 now.generation, now.count
             )));
         }
         if now.count == COUNT_MAX {
-            return Err(Error::count_overflow(COUNT_MAX));
+            return Err(Error::new(ErrorKind::CountOverflow, format!("a block can be referenced by at most {COUNT_MAX} processes and messages at once; drop some of them")));
         }
         match word.compare_exchange_weak(
             seen,

@@ -274,6 +274,30 @@ impl Segment {
         Some(unsafe { word.as_ref() })
     }
 
+    /// The 64-bit word at an offset that was computed from checked values.
+    ///
+    /// # Panics
+    /// Outside the arena or off a word boundary, as a slice does: a bug in this crate, never a peer's doing,
+    /// since offsets read from shared memory are checked where they are read.
+    #[inline]
+    #[must_use]
+    pub(crate) fn word(&self, offset: u64) -> &AtomicU64 {
+        match self.u64_at(offset) {
+            Some(word) => word,
+            None => outside(offset),
+        }
+    }
+
+    /// As [`word`](Self::word), for 32 bits.
+    #[inline]
+    #[must_use]
+    pub(crate) fn half(&self, offset: u64) -> &AtomicU32 {
+        match self.u32_at(offset) {
+            Some(word) => word,
+            None => outside(offset),
+        }
+    }
+
     /// The 32-bit word at `offset`, if it lies inside the arena and is aligned. For futexes, which have 32 bits.
     #[inline]
     #[must_use]
@@ -318,6 +342,12 @@ impl Segment {
             ),
         ))
     }
+}
+
+#[cold]
+#[inline(never)]
+fn outside(offset: u64) -> ! {
+    panic!("offset {offset} is no word of the arena")
 }
 
 impl AsFd for Segment {
