@@ -5,3 +5,6 @@ pub mod error;
 pub mod room;
 pub mod segment;
 pub mod strategy;
+
+#[cfg(test)]
+mod testing;
