@@ -2,6 +2,10 @@
 
 pub mod clock;
 pub mod error;
+pub mod participant;
 pub mod room;
 pub mod segment;
 pub mod strategy;
+
+#[cfg(test)]
+mod testing;

@@ -1,10 +1,19 @@
 //! How much memory may still be taken, and which limit says so.
+//!
+//! The kernel's own answer comes too late: a cgroup at its limit does not fail an allocation, it kills a process, and a full tmpfs is a SIGBUS at the first
+//! touch. So before the arena commits memory it asks every limit that could be hit, and refuses with the one that leaves least.
+//! What other programs take between the question and the commit can still end in a kill; each limit's reserve makes that unlikely, not impossible.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result, Shortage};
+
+mod cgroup;
+mod system;
+
+pub use system::SystemLimits;
 
 /// One limit, as it stands now.
 #[derive(Clone, Copy)]
@@ -91,5 +100,45 @@ impl Limits for FixedLimits {
             hint: "raise the budget",
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use std::os::fd::AsFd;
+
+    #[derive(Debug)]
+    struct Several(&'static [(&'static str, u64, u64)]);
+
+    impl Limits for Several {
+        fn each(&self, _: u64, _: BorrowedFd<'_>, see: &mut dyn FnMut(Limit<'_>)) -> Result<()> {
+            for (name, free, reserve) in self.0 {
+                see(Limit {
+                    name,
+                    free: *free,
+                    reserve: *reserve,
+                    hint: "raise it",
+                });
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_limit_that_leaves_least_after_its_reserve_is_the_one_named() {
+        let file = tempfile::tempfile().unwrap();
+        let limits = Several(&[("a", 100, 0), ("b", 120, 50), ("c", 90, 0), ("d", 1000, 0)]);
+        assert!(ensure(&limits, 70, file.as_fd()).is_ok());
+        let error = ensure(&limits, 95, file.as_fd()).unwrap_err();
+        let ErrorKind::OutOfRoom(shortage) = error.kind() else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            (shortage.limit.as_str(), shortage.free, shortage.asked),
+            ("b", 70, 95)
+        );
+        assert!(ensure(&limits, u64::MAX, file.as_fd()).is_err());
     }
 }

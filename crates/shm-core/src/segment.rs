@@ -423,3 +423,6 @@ fn refusal(errno: Errno, size: u64) -> Error {
     .because(errno)
     .while_doing("reserving the arena's address space")
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,4 @@
+//! Who takes part in an arena, and how it is known that someone no longer does.
+
+pub mod liveness;
+pub mod lock;
