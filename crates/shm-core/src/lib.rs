@@ -1,11 +1,35 @@
 //! One shared arena for the processes of a program.
 
+pub mod arena;
+pub mod audit;
+pub mod cells;
+mod chunk;
+mod class;
 pub mod clock;
 pub mod error;
+pub mod event;
+mod failpoint_stub;
+pub mod failure;
+mod heap;
+mod held;
+pub mod lane;
+mod layout;
+mod lease;
+pub mod letterbox;
+mod line;
+pub mod message;
+pub mod object;
 pub mod participant;
+mod reap;
 pub mod room;
 pub mod segment;
+pub mod slots;
+mod storage;
 pub mod strategy;
+pub mod sync;
+pub mod tensor;
+pub mod transfer;
+pub mod word;
 
 #[cfg(test)]
 mod testing;
