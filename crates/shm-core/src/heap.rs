@@ -59,6 +59,39 @@ pub(crate) fn locate(segment: &Segment, line: u64) -> Option<Span> {
     (index < bump).then(|| Span { data: chunks.offset(chunk) + slab.data + index * slab.size, capacity: slab.size, chunk })
 }
 
+/// The block whose bytes hold the line with number `line`.
+pub(crate) fn block_around(segment: &Segment, line: u64) -> Option<Span> {
+    let chunks = Chunks::new(segment);
+    let offset = line.checked_mul(LINE)?;
+    let chunk = chunks.of_offset(offset)?;
+    match chunks.state(chunk) {
+        State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class)) => {
+            let slab = SLABS.get(class as usize)?;
+            let index = (offset - chunks.offset(chunk)).checked_sub(slab.data)? / slab.size;
+            locate(segment, (chunks.offset(chunk) + slab.lines) / LINE + index)
+        }
+        State::Owned(_, Use::Run(_)) | State::Orphan(Use::Run(_)) => locate(segment, Chunks::run_line(chunk)),
+        State::Owned(_, Use::Tail(distance)) | State::Orphan(Use::Tail(distance)) => {
+            let head = chunk.checked_sub(u64::from(distance))?;
+            locate(segment, Chunks::run_line(head))
+        }
+        _ => None,
+    }
+    .filter(|span| offset >= span.data && offset + LINE <= span.data + span.capacity)
+}
+
+/// Whether a line lies in the bytes of an object and says that it belongs to that object: an end or a slot.
+pub(crate) fn in_object(segment: &Segment, line: u64) -> bool {
+    let Some(around) = block_around(segment, line) else { return false };
+    let meta = segment.word(line * LINE + counted::META).load(Ordering::Acquire);
+    if !matches!(Tag::from_meta(meta), Some(Tag::End | Tag::Slot)) {
+        return false;
+    }
+    let object = Tag::object_of(meta);
+    locate(segment, object) == Some(around)
+        && Mode::from_meta(segment.word(object * LINE + counted::META).load(Ordering::Acquire)) == Some(Mode::Object)
+}
+
 /// One process's allocator.
 pub(crate) struct Heap {
     me: Owner,

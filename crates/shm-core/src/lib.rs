@@ -1,5 +1,8 @@
 //! One shared arena for the processes of a program.
 
+#[macro_use]
+pub mod failpoint;
+
 pub mod arena;
 pub mod audit;
 pub mod cells;
@@ -8,7 +11,6 @@ mod class;
 pub mod clock;
 pub mod error;
 pub mod event;
-mod failpoint_stub;
 pub mod failure;
 mod heap;
 mod held;
@@ -29,6 +31,7 @@ pub mod strategy;
 pub mod sync;
 pub mod tensor;
 pub mod transfer;
+mod watcher;
 pub mod word;
 
 #[cfg(test)]

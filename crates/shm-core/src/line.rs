@@ -135,6 +135,18 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
+    /// The mode, for error messages.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Shared => "shared",
+            Self::Aliased => "aliased",
+            Self::Object => "an object (queue, event, ring)",
+            Self::Message => "a message",
+            Self::Slots => "a ring's memory",
+        }
+    }
+
     pub(crate) const fn from_meta(meta: u64) -> Option<Self> {
         match (meta >> 8) & 0xff {
             1 => Some(Self::Exclusive),

@@ -23,6 +23,9 @@ use crate::object::{End, Object};
 use crate::storage::Storage;
 use crate::tensor::Geometry;
 
+/// The body of a message: on the stack when it came in a cell.
+pub(crate) type Body = SmallVec<[u8; INLINE]>;
+
 /// Bytes of a cell that table and body of an inline message may take.
 const INLINE: usize = PAYLOAD_WORDS * 8 - 4;
 const FORM_INLINE: u8 = 1;
@@ -278,8 +281,6 @@ impl Outgoing {
     /// `Decode` when the type does not read what it wrote.
     pub fn decode<T: DeserializeOwned>(self) -> Result<T> {
         let view = View::parse(&self)?;
-        let arena = view.arena;
-        let mut body = view.body;
         let entries = view.entries;
         let mut pins = self.pins.into_iter();
         if self.payload[0] as u8 == FORM_SPILLED {
@@ -290,7 +291,7 @@ impl Outgoing {
             .zip(pins)
             .map(|(entry, pin)| Some(Arrived { held: pin.held, what: entry.what, extra: entry.extra }))
             .collect();
-        decode_with(&arena, taken, &mut body)
+        decode_with(taken, &view.body)
     }
 
     /// One more message like this one, holding references of its own.
@@ -334,9 +335,8 @@ impl Outgoing {
 
 /// Table and body of an own message.
 struct View {
-    arena: Arena,
     entries: SmallVec<[Entry; 4]>,
-    body: Vec<u8>,
+    body: Body,
 }
 
 impl View {
@@ -348,12 +348,7 @@ impl View {
             }
             _ => parse_inline(&bytes_of(&message.payload))?,
         };
-        // A message without any handle needs no arena; the current one does for decoding it.
-        let arena = match message.pins.first() {
-            Some(pin) => pin.held.arena().clone(),
-            None => Arena::current()?,
-        };
-        Ok(Self { arena, entries, body })
+        Ok(Self { entries, body })
     }
 }
 
@@ -393,16 +388,16 @@ fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; 4]>> {
     if bytes.is_empty() { Ok(entries) } else { Err(malformed("its table is longer than its handles")) }
 }
 
-fn parse_inline(bytes: &[u8; PAYLOAD_WORDS * 8]) -> Result<(SmallVec<[Entry; 4]>, Vec<u8>)> {
+fn parse_inline(bytes: &[u8; PAYLOAD_WORDS * 8]) -> Result<(SmallVec<[Entry; 4]>, Body)> {
     let (table, body) = (usize::from(bytes[2]), usize::from(bytes[3]));
     if bytes[0] != FORM_INLINE || table + body > INLINE {
         return Err(malformed("its lengths do not fit its cell"));
     }
     let entries = parse_table(&bytes[4..4 + table], usize::from(bytes[1]))?;
-    Ok((entries, bytes[4 + table..4 + table + body].to_vec()))
+    Ok((entries, Body::from_slice(&bytes[4 + table..4 + table + body])))
 }
 
-fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Vec<u8>)> {
+fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Body)> {
     let (header, rest) = bytes.split_first_chunk::<24>().ok_or_else(|| malformed("its header is cut short"))?;
     let field = |at: usize| {
         let mut word = [0; 8];
@@ -414,13 +409,13 @@ fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Vec<u8>)> {
         return Err(malformed("its lengths do not add up"));
     }
     let entries = parse_table(&rest[..table], count)?;
-    Ok((entries, rest[table..].to_vec()))
+    Ok((entries, Body::from_slice(&rest[table..])))
 }
 
 /// Everything a payload refers to, and its body; used by takers, reapers and the audit alike.
 pub(crate) struct Parsed {
     pub(crate) entries: SmallVec<[Entry; 4]>,
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: Body,
     pub(crate) payload: [u64; PAYLOAD_WORDS],
 }
 
@@ -442,7 +437,7 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
         }
         FORM_SLOT => {
             let slot = Entry { what: What::Slot, line: payload[0] >> 8, generation: payload[1], extra: SmallVec::new() };
-            (SmallVec::from_iter([slot]), Vec::new())
+            (SmallVec::from_iter([slot]), Body::new())
         }
         _ => return Err(malformed("it has an unknown form")),
     };
@@ -509,9 +504,8 @@ struct DecodeScope {
 /// A message that was taken out of its cell; this process holds what it refers to. Dropping it releases that.
 #[derive(Debug)]
 pub struct Incoming {
-    pub(crate) arena: Arena,
     pub(crate) entries: SmallVec<[Option<Arrived>; 4]>,
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: Body,
     pub(crate) payload: [u64; PAYLOAD_WORDS],
 }
 
@@ -524,9 +518,8 @@ impl Incoming {
         if self.entries.first().is_some_and(|entry| entry.as_ref().is_some_and(|entry| entry.what == What::Spill)) {
             self.entries.remove(0);
         }
-        let arena = self.arena.clone();
         let entries = std::mem::take(&mut self.entries);
-        decode_with(&arena, entries, &mut self.body)
+        decode_with(entries, &self.body)
     }
 }
 
@@ -539,9 +532,8 @@ impl Drop for DecodeGuard {
 }
 
 fn decode_with<T: DeserializeOwned>(
-    _arena: &Arena,
     entries: SmallVec<[Option<Arrived>; 4]>,
-    body: &mut Vec<u8>,
+    body: &[u8],
 ) -> Result<T> {
     let guard = DecodeGuard(DECODING.replace(Some(DecodeScope { entries, error: None })));
     let outcome = postcard::take_from_bytes::<T>(body);

@@ -524,8 +524,9 @@ pub(crate) fn empty(arena: &Arena, line: u64, generation: u64) {
 
 /// Mends what a dead participant left in an object it held: its claims become void, its half-taken messages are
 /// handed back, whoever waits is woken to look again.
-pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner) {
+pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: u32) {
     let Some(object) = borrowed(arena, line, generation) else { return };
+    object.set_bereaved(pid);
     for index in 0..object::ARRAY_COUNT as usize {
         if let Ok(cells) = object.cells(index) {
             cells.reap(dead);

@@ -169,7 +169,7 @@ fn innermost_pid(status: &str) -> Option<i32> {
 }
 
 /// This process's pid and time namespaces as one number. They can't change under us, so they are read once.
-fn own_namespace() -> Option<u64> {
+pub(crate) fn own_namespace() -> Option<u64> {
     static OWN: OnceLock<Option<u64>> = OnceLock::new();
     *OWN.get_or_init(|| {
         let pids = namespace_inode(Path::new("/proc/self/ns/pid"))?;

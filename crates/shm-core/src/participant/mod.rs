@@ -2,3 +2,5 @@
 
 pub mod liveness;
 pub mod lock;
+pub mod record;
+pub(crate) mod table;

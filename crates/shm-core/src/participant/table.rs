@@ -11,6 +11,7 @@ use crate::cells::Owner;
 use crate::clock::now_ns;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{PAGE, ROW, ROWS, ROWS_START, ROWS_STEP, WORD, header, row};
+use crate::participant::liveness::Identity;
 use crate::segment::Segment;
 
 /// What a row is in.
@@ -142,14 +143,6 @@ pub(crate) fn commit_rows(segment: &Segment, high: u64) -> Result<()> {
     Ok(())
 }
 
-/// Who a process is, as written into its row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub(crate) pid: u32,
-    pub(crate) start_time: u64,
-    pub(crate) pid_namespace: u64,
-}
-
 /// Takes a free row for this process. It counts as a participant once [`enter`] was called.
 pub(crate) fn join(segment: &Segment, who: Identity) -> Result<Owner> {
     loop {
@@ -164,7 +157,7 @@ pub(crate) fn join(segment: &Segment, who: Identity) -> Result<Owner> {
             }
             row.word(row::REAPER).store(0, Ordering::Relaxed);
             row.word(row::START_TIME).store(who.start_time, Ordering::Relaxed);
-            row.word(row::PID_NAMESPACE).store(who.pid_namespace, Ordering::Relaxed);
+            row.word(row::PID_NAMESPACE).store(who.namespace, Ordering::Relaxed);
             row.word(row::LEASES_HIGH).store(0, Ordering::Relaxed);
             row.word(row::JOINED).store(now_ns(), Ordering::Relaxed);
             row.word(row::WAITING_FOR).store(0, Ordering::Relaxed);
@@ -200,4 +193,15 @@ pub(crate) fn enter(segment: &Segment, me: Owner, who: Identity) {
     }
     segment.word(header::ALIVE).fetch_add(1, Ordering::AcqRel);
     segment.word(header::MEMBERSHIP).fetch_add(1, Ordering::AcqRel);
+}
+
+/// Gives the row of this process back, when it holds nothing any more.
+pub(crate) fn leave(segment: &Segment, me: Owner) {
+    let Some(row) = Row::get(segment, me.row) else { return };
+    let state = row.state();
+    if state.life == Life::Alive && state.epoch == me.epoch {
+        segment.word(header::ALIVE).fetch_sub(1, Ordering::AcqRel);
+        row.change(state, RowState { life: Life::Free, epoch: me.epoch, pid: 0 });
+        segment.word(header::MEMBERSHIP).fetch_add(1, Ordering::AcqRel);
+    }
 }
