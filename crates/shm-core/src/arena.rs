@@ -93,21 +93,33 @@ impl Builder {
         if layout::chunk_count(capacity) < 8 {
             return Err(Error::new(
                 ErrorKind::Layout,
-                format!("an arena of {} is too small; make it at least 64 MiB", crate::error::Bytes(capacity)),
+                format!(
+                    "an arena of {} is too small; make it at least 64 MiB",
+                    crate::error::Bytes(capacity)
+                ),
             ));
         }
         segment.commit(0, PAGE)?;
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| Error::system("getrandom", errno, "giving the arena an identity"))?;
-        let (low, high) = (u128::from_ne_bytes(id) as u64, (u128::from_ne_bytes(id) >> 64) as u64);
-        segment.word(header::VERSION).store(layout::VERSION, Ordering::Relaxed);
-        segment.word(header::CAPACITY).store(capacity, Ordering::Relaxed);
+        let (low, high) = (
+            u128::from_ne_bytes(id) as u64,
+            (u128::from_ne_bytes(id) >> 64) as u64,
+        );
+        segment
+            .word(header::VERSION)
+            .store(layout::VERSION, Ordering::Relaxed);
+        segment
+            .word(header::CAPACITY)
+            .store(capacity, Ordering::Relaxed);
         segment.word(header::ID_LOW).store(low, Ordering::Relaxed);
         segment.word(header::ID_HIGH).store(high, Ordering::Relaxed);
         table::commit_rows(&segment, 0)?;
         // Release: who sees the magic sees a whole header.
-        segment.word(header::MAGIC).store(layout::MAGIC, Ordering::Release);
+        segment
+            .word(header::MAGIC)
+            .store(layout::MAGIC, Ordering::Release);
         Arena::enter(segment)
     }
 }
@@ -116,7 +128,10 @@ impl Arena {
     /// Starts to make an arena with other than default properties.
     #[must_use]
     pub fn builder() -> Builder {
-        Builder { capacity: Capacity::default(), limits: SystemLimits::shared() }
+        Builder {
+            capacity: Capacity::default(),
+            limits: SystemLimits::shared(),
+        }
     }
 
     /// The arena of this process: the one it was given when it was spawned, or one made at the first call.
@@ -160,21 +175,35 @@ impl Arena {
     pub fn join(descriptor: OwnedFd) -> Result<Self> {
         let backing = FileDescriptor.adopt(descriptor)?;
         let segment = Segment::open(backing, SystemLimits::shared())?;
-        if segment.capacity() < PAGE || segment.word(header::MAGIC).load(Ordering::Acquire) != layout::MAGIC {
-            return Err(Error::new(ErrorKind::NotAnArena, "the descriptor is a sealed file, but no arena: its first word is not the magic"));
+        if segment.capacity() < PAGE
+            || segment.word(header::MAGIC).load(Ordering::Acquire) != layout::MAGIC
+        {
+            return Err(Error::new(
+                ErrorKind::NotAnArena,
+                "the descriptor is a sealed file, but no arena: its first word is not the magic",
+            ));
         }
         let version = segment.word(header::VERSION).load(Ordering::Relaxed);
         if version != layout::VERSION {
             return Err(Error::new(
-                ErrorKind::WrongVersion { found: version as u32, wanted: layout::VERSION as u32 },
-                format!("the arena has layout version {version}, this build reads {}; build all processes with one version of tensormp", layout::VERSION),
+                ErrorKind::WrongVersion {
+                    found: version as u32,
+                    wanted: layout::VERSION as u32,
+                },
+                format!(
+                    "the arena has layout version {version}, this build reads {}; build all processes with one version of tensormp",
+                    layout::VERSION
+                ),
             ));
         }
         let written = segment.word(header::CAPACITY).load(Ordering::Relaxed);
         if written != segment.capacity() || layout::chunk_count(written) < 8 {
             return Err(Error::new(
                 ErrorKind::Size,
-                format!("the arena says it has {written} bytes, its file has {}", segment.capacity()),
+                format!(
+                    "the arena says it has {written} bytes, its file has {}",
+                    segment.capacity()
+                ),
             ));
         }
         Self::enter(segment)
@@ -189,7 +218,8 @@ impl Arena {
         // A hint only: without it others still see our pid.
         let _ = locks.try_lock(me.row);
         table::enter(&segment, me, who);
-        let id = [header::ID_LOW, header::ID_HIGH].map(|field| segment.word(field).load(Ordering::Relaxed));
+        let id = [header::ID_LOW, header::ID_HIGH]
+            .map(|field| segment.word(field).load(Ordering::Relaxed));
         let inner = Inner {
             me,
             id,
@@ -220,7 +250,10 @@ impl Arena {
     pub fn stats(&self) -> Stats {
         Stats {
             capacity: self.segment().capacity(),
-            committed: self.segment().word(header::COMMITTED).load(Ordering::Relaxed),
+            committed: self
+                .segment()
+                .word(header::COMMITTED)
+                .load(Ordering::Relaxed),
             participants: self.participants(),
         }
     }
@@ -299,7 +332,9 @@ impl Arena {
         }
         Err(Error::new(
             ErrorKind::AfterFork,
-            format!("{doing}: this process was made by a bare fork and is no participant of the arena; start it with `spawn`"),
+            format!(
+                "{doing}: this process was made by a bare fork and is no participant of the arena; start it with `spawn`"
+            ),
         ))
     }
 
@@ -329,7 +364,10 @@ impl AsFd for Arena {
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arena")
-            .field("id", &format_args!("{:016x}{:016x}", self.0.id[1], self.0.id[0]))
+            .field(
+                "id",
+                &format_args!("{:016x}{:016x}", self.0.id[1], self.0.id[0]),
+            )
             .field("me", &self.0.me)
             .field("stats", &self.stats())
             .finish()

@@ -3,8 +3,8 @@
 //! While nobody works on the arena, the count of each line must equal the lease entries that count plus the messages
 //! that name it. A kill may leave a count too high by one (a leak), never too low.
 
-use std::collections::HashMap;
 use core::sync::atomic::Ordering;
+use std::collections::HashMap;
 
 use crate::arena::Arena;
 use crate::cells::CellArray;
@@ -50,11 +50,15 @@ impl Arena {
         let segment = self.segment();
         let mut holders: HashMap<(u64, u64), u64> = HashMap::new();
         for row in rows(segment) {
-            let Some((owner, _)) = row.occupant() else { continue };
+            let Some((owner, _)) = row.occupant() else {
+                continue;
+            };
             for entry in lease::entries_of(segment, owner.row) {
                 let seen = entry.load();
                 if seen.epoch == owner.epoch && seen.kind != Kind::Free {
-                    *holders.entry((seen.line, entry.generation.load(Ordering::Relaxed))).or_default() += 1;
+                    *holders
+                        .entry((seen.line, entry.generation.load(Ordering::Relaxed)))
+                        .or_default() += 1;
                 }
             }
         }
@@ -63,12 +67,19 @@ impl Arena {
         for chunk in 0..chunks.high() {
             match chunks.state(chunk) {
                 State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class)) => {
-                    let Some(slab) = SLABS.get(class as usize) else { continue };
-                    let bump = chunks.word(chunk, descriptor::BUMP).load(Ordering::Acquire).min(slab.blocks);
+                    let Some(slab) = SLABS.get(class as usize) else {
+                        continue;
+                    };
+                    let bump = chunks
+                        .word(chunk, descriptor::BUMP)
+                        .load(Ordering::Acquire)
+                        .min(slab.blocks);
                     let first = (chunks.offset(chunk) + slab.lines) / LINE;
                     live.extend(first..first + bump);
                 }
-                State::Owned(_, Use::Run(_)) | State::Orphan(Use::Run(_)) => live.push(Chunks::run_line(chunk)),
+                State::Owned(_, Use::Run(_)) | State::Orphan(Use::Run(_)) => {
+                    live.push(Chunks::run_line(chunk))
+                }
                 _ => {}
             }
         }
@@ -79,15 +90,26 @@ impl Arena {
                 continue;
             }
             lines.push((line, word));
-            let meta = segment.word(line * LINE + counted::META).load(Ordering::Acquire);
-            if Tag::from_meta(meta) == Some(Tag::Block) && Mode::from_meta(meta) == Some(Mode::Object) {
+            let meta = segment
+                .word(line * LINE + counted::META)
+                .load(Ordering::Acquire);
+            if Tag::from_meta(meta) == Some(Tag::Block)
+                && Mode::from_meta(meta) == Some(Mode::Object)
+            {
                 self.audit_object(line, word.generation, &mut holders, &mut lines);
             }
         }
-        let mut audit = Audit { lines: lines.len() as u64, ..Audit::default() };
+        let mut audit = Audit {
+            lines: lines.len() as u64,
+            ..Audit::default()
+        };
         for (line, word) in lines {
             let held = holders.remove(&(line, word.generation)).unwrap_or(0);
-            let difference = Difference { line, count: word.count, holders: held };
+            let difference = Difference {
+                line,
+                count: word.count,
+                holders: held,
+            };
             match word.count.cmp(&held) {
                 std::cmp::Ordering::Greater => audit.leaked.push(difference),
                 std::cmp::Ordering::Less => audit.missing.push(difference),
@@ -95,7 +117,13 @@ impl Arena {
             }
         }
         // Entries that name something that is not there any more.
-        audit.missing.extend(holders.into_iter().map(|((line, _), holders)| Difference { line, count: 0, holders }));
+        audit
+            .missing
+            .extend(holders.into_iter().map(|((line, _), holders)| Difference {
+                line,
+                count: 0,
+                holders,
+            }));
         audit
     }
 
@@ -108,7 +136,12 @@ impl Arena {
         lines: &mut Vec<(u64, Counted)>,
     ) {
         let segment = self.segment();
-        let Some(object) = Held::open(self, line, generation).and_then(Object::over).ok() else { return };
+        let Some(object) = Held::open(self, line, generation)
+            .and_then(Object::over)
+            .ok()
+        else {
+            return;
+        };
         let mut inner: Vec<u64> = (0..2).map(|end| object.end_line(end)).collect();
         for index in 0..2 {
             match object.array(index) {
@@ -139,12 +172,18 @@ impl Arena {
 }
 
 fn cells_with_messages(object: &Object, index: usize) -> Vec<[u64; crate::cells::PAYLOAD_WORDS]> {
-    let array = object.cells(index).map(|cells| cells.0).or_else(|_| object.lane(index).map(|lane| lane.0));
+    let array = object
+        .cells(index)
+        .map(|cells| cells.0)
+        .or_else(|_| object.lane(index).map(|lane| lane.0));
     let Ok(array) = array else { return Vec::new() };
     (0..array.capacity())
         .filter(|&cell| {
             let word = array.word(cell).load(Ordering::Acquire);
-            matches!(decode(word), CellState::Ready { .. } | CellState::Taking { .. })
+            matches!(
+                decode(word),
+                CellState::Ready { .. } | CellState::Taking { .. }
+            )
         })
         .map(|cell| {
             let words = array.payload(cell);

@@ -10,7 +10,9 @@ use core::sync::atomic::Ordering;
 
 use crate::cells::Owner;
 use crate::error::{Error, Result};
-use crate::layout::{self, CHUNK, DESCRIPTOR, DESCRIPTORS_START, DESCRIPTORS_STEP, LINE, PAGE, descriptor, header};
+use crate::layout::{
+    self, CHUNK, DESCRIPTOR, DESCRIPTORS_START, DESCRIPTORS_STEP, LINE, PAGE, descriptor, header,
+};
 use crate::segment::Segment;
 
 const FREE: u64 = 0;
@@ -140,7 +142,12 @@ impl<'a> Chunks<'a> {
     pub(crate) fn change(&self, chunk: u64, from: State, to: State) -> bool {
         // AcqRel: what the previous owner wrote into the descriptor is seen by the next one.
         self.word(chunk, descriptor::STATE)
-            .compare_exchange(from.to_word(), to.to_word(), Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(
+                from.to_word(),
+                to.to_word(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
             .is_ok()
     }
 
@@ -175,7 +182,11 @@ impl<'a> Chunks<'a> {
         let high = self.high();
         let mut run = 0;
         for chunk in 0..high {
-            run = if self.state(chunk) == State::Free { run + 1 } else { 0 };
+            run = if self.state(chunk) == State::Free {
+                run + 1
+            } else {
+                0
+            };
             if run == count && self.claim_exactly(me, chunk + 1 - count, count) {
                 return Some(chunk + 1 - count);
             }
@@ -204,7 +215,8 @@ impl<'a> Chunks<'a> {
             let start = DESCRIPTORS_START + committed * DESCRIPTOR;
             let end = (DESCRIPTORS_START + wanted * DESCRIPTOR)
                 .min(layout::chunks_start(self.segment.capacity()));
-            self.segment.commit(start, (end - start).next_multiple_of(PAGE))?;
+            self.segment
+                .commit(start, (end - start).next_multiple_of(PAGE))?;
             high.fetch_max(wanted, Ordering::AcqRel);
         }
         Ok(())
@@ -218,8 +230,11 @@ impl<'a> Chunks<'a> {
             return Ok(());
         }
         let wanted = bytes.next_multiple_of(PAGE);
-        self.segment.commit(self.offset(chunk) + committed, wanted - committed)?;
-        self.segment.word(header::COMMITTED).fetch_add(wanted - committed, Ordering::Relaxed);
+        self.segment
+            .commit(self.offset(chunk) + committed, wanted - committed)?;
+        self.segment
+            .word(header::COMMITTED)
+            .fetch_add(wanted - committed, Ordering::Relaxed);
         mark.store(wanted, Ordering::Release);
         Ok(())
     }
@@ -229,44 +244,67 @@ impl<'a> Chunks<'a> {
         let mut committed = 0;
         let mut generation = 0;
         for chunk in first..first + count {
-            let own = self.word(chunk, descriptor::COMMITTED).load(Ordering::Relaxed).min(CHUNK);
+            let own = self
+                .word(chunk, descriptor::COMMITTED)
+                .load(Ordering::Relaxed)
+                .min(CHUNK);
             if committed == (chunk - first) * CHUNK {
                 committed += own;
             }
-            generation = generation.max(self.word(chunk, descriptor::GENERATION).load(Ordering::Relaxed));
+            generation = generation.max(
+                self.word(chunk, descriptor::GENERATION)
+                    .load(Ordering::Relaxed),
+            );
         }
         for chunk in first + 1..first + count {
             let distance = (chunk - first) as u32;
-            self.word(chunk, descriptor::STATE)
-                .store(State::Owned(me, Use::Tail(distance)).to_word(), Ordering::Release);
+            self.word(chunk, descriptor::STATE).store(
+                State::Owned(me, Use::Tail(distance)).to_word(),
+                Ordering::Release,
+            );
         }
-        self.word(first, descriptor::COMMITTED).store(committed, Ordering::Relaxed);
-        self.word(first, descriptor::GENERATION).store(generation, Ordering::Relaxed);
+        self.word(first, descriptor::COMMITTED)
+            .store(committed, Ordering::Relaxed);
+        self.word(first, descriptor::GENERATION)
+            .store(generation, Ordering::Relaxed);
         let line = self.segment.word(Self::run_line(first) * LINE);
         let word = crate::line::Counted::new(generation, 0).to_word();
         line.store(word, Ordering::Relaxed);
         crate::failpoint!("chunk.run.unformatted");
         // Release: whoever finds the head formatted sees its tails and its line.
-        self.word(first, descriptor::STATE)
-            .store(State::Owned(me, Use::Run(count as u32)).to_word(), Ordering::Release);
+        self.word(first, descriptor::STATE).store(
+            State::Owned(me, Use::Run(count as u32)).to_word(),
+            Ordering::Release,
+        );
     }
 
     /// Gives the chunks of a run back, for whoever owns them as `from` says. The run's block must be free.
     pub(crate) fn retire_run(&self, first: u64, count: u64, owner: Owner) {
-        let word = self.segment.word(Self::run_line(first) * LINE).load(Ordering::Acquire);
+        let word = self
+            .segment
+            .word(Self::run_line(first) * LINE)
+            .load(Ordering::Acquire);
         let next = crate::line::Counted::from_word(word).next_generation();
-        let committed = self.word(first, descriptor::COMMITTED).load(Ordering::Relaxed);
+        let committed = self
+            .word(first, descriptor::COMMITTED)
+            .load(Ordering::Relaxed);
         for chunk in (first..first + count).rev() {
             let index = chunk - first;
-            let used = if index == 0 { Use::Run(count as u32) } else { Use::Tail(index as u32) };
+            let used = if index == 0 {
+                Use::Run(count as u32)
+            } else {
+                Use::Tail(index as u32)
+            };
             let ours = State::Owned(owner, used);
             // Tails first, the head last: a kill between leaves a head that still names the whole run, and
             // whoever reaps it passes over tails that are free or already someone else's. Nobody but the
             // owner, or its one reaper, changes a chunk from this state, so the check holds.
             if self.state(chunk) == ours {
                 let own = committed.saturating_sub(index * CHUNK).min(CHUNK);
-                self.word(chunk, descriptor::COMMITTED).store(own, Ordering::Relaxed);
-                self.word(chunk, descriptor::GENERATION).store(next, Ordering::Relaxed);
+                self.word(chunk, descriptor::COMMITTED)
+                    .store(own, Ordering::Relaxed);
+                self.word(chunk, descriptor::GENERATION)
+                    .store(next, Ordering::Relaxed);
                 self.change(chunk, ours, State::Free);
             }
         }
@@ -279,8 +317,17 @@ mod tests {
 
     #[test]
     fn states_survive_their_word() {
-        let owner = Owner { row: 4094, epoch: 65_535 };
-        for used in [Use::Nothing, Use::Slab(43), Use::Run((1 << 30) - 1), Use::Tail(7), Use::Leases] {
+        let owner = Owner {
+            row: 4094,
+            epoch: 65_535,
+        };
+        for used in [
+            Use::Nothing,
+            Use::Slab(43),
+            Use::Run((1 << 30) - 1),
+            Use::Tail(7),
+            Use::Leases,
+        ] {
             for state in [State::Owned(owner, used), State::Orphan(used)] {
                 assert_eq!(State::from_word(state.to_word()), state);
             }

@@ -61,7 +61,12 @@ impl Slab {
             let align = if size >= PAGE { PAGE } else { LINE };
             let data = (lines + blocks * LINE).next_multiple_of(align);
             if data + blocks * size <= CHUNK {
-                return Some(Self { size, blocks, lines, data });
+                return Some(Self {
+                    size,
+                    blocks,
+                    lines,
+                    data,
+                });
             }
             blocks -= 1;
         }
@@ -70,7 +75,12 @@ impl Slab {
 
 /// The layouts of all classes, so that no operation works one out.
 pub(crate) static SLABS: [Slab; CLASSES] = {
-    let mut all = [Slab { size: 0, blocks: 0, lines: 0, data: 0 }; CLASSES];
+    let mut all = [Slab {
+        size: 0,
+        blocks: 0,
+        lines: 0,
+        data: 0,
+    }; CLASSES];
     let mut class = 0;
     while class < CLASSES {
         if let Some(slab) = Slab::of_class(class as u32) {
@@ -88,7 +98,10 @@ mod tests {
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
         assert_eq!(LARGEST, 256 << 10);
-        for bytes in (0..=LARGEST).step_by(7).chain((0..CLASSES as u32).map(size_of_class)) {
+        for bytes in (0..=LARGEST)
+            .step_by(7)
+            .chain((0..CLASSES as u32).map(size_of_class))
+        {
             let class = class_of_size(bytes).expect("fits");
             assert!(size_of_class(class) >= bytes, "{bytes}");
             assert!(class == 0 || size_of_class(class - 1) < bytes, "{bytes}");

@@ -78,12 +78,7 @@ pub enum ErrorKind {
     /// The block that the handle named was freed; its place may hold something else now.
     Stale,
     /// The block is in another mode than the operation needs (exclusive, shared, aliased, …).
-    WrongMode {
-        /// The mode the block is in.
-        found: &'static str,
-        /// The mode that was wanted.
-        wanted: &'static str,
-    },
+    WrongMode,
     /// The element types differ.
     Dtype {
         /// The element type that is there.
@@ -226,11 +221,26 @@ impl Error {
     #[must_use]
     pub fn wrong_mode(found: &'static str, wanted: &'static str) -> Self {
         Self::new(
-            ErrorKind::WrongMode { found, wanted },
+            ErrorKind::WrongMode,
             format!(
                 "the block is {found}, but it would have to be {wanted}; sender and receiver must agree on the kind of tensor"
             ),
         )
+    }
+
+    /// Another mode than wanted, in a sentence.
+    pub(crate) fn mode(context: String) -> Self {
+        Self::new(ErrorKind::WrongMode, context)
+    }
+
+    /// A shape, stride, index or view that does not fit.
+    pub(crate) fn shape(context: String) -> Self {
+        Self::new(ErrorKind::Shape, context)
+    }
+
+    /// Bytes from outside that are not what they should be.
+    pub(crate) fn malformed(context: String) -> Self {
+        Self::new(ErrorKind::Decode, context)
     }
 
     /// The case, for programs.

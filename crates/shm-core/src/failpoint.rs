@@ -60,13 +60,26 @@ mod armed {
     static PASSED: AtomicU64 = AtomicU64::new(0);
 
     fn armed() -> &'static Mutex<Option<Armed>> {
-        ARMED.get_or_init(|| Mutex::new(std::env::var("TENSORMP_FAILPOINT").ok().as_deref().and_then(parse)))
+        ARMED.get_or_init(|| {
+            Mutex::new(
+                std::env::var("TENSORMP_FAILPOINT")
+                    .ok()
+                    .as_deref()
+                    .and_then(parse),
+            )
+        })
     }
 
     fn parse(text: &str) -> Option<Armed> {
         let (place, action) = text.split_once('=')?;
-        let (label, nth) = place.split_once(':').map_or((place, Some(1)), |(label, nth)| (label, nth.parse().ok()));
-        Some(Armed { label: label.to_owned(), nth: nth?, action: action.to_owned() })
+        let (label, nth) = place
+            .split_once(':')
+            .map_or((place, Some(1)), |(label, nth)| (label, nth.parse().ok()));
+        Some(Armed {
+            label: label.to_owned(),
+            nth: nth?,
+            action: action.to_owned(),
+        })
     }
 
     /// Arms a label from within the process, as the environment variable would; `None` disarms.
@@ -78,7 +91,9 @@ mod armed {
     /// Called by [`failpoint!`](crate::failpoint).
     pub fn hit(label: &str) {
         let armed = armed().lock().clone();
-        let Some(armed) = armed.filter(|armed| armed.label == label) else { return };
+        let Some(armed) = armed.filter(|armed| armed.label == label) else {
+            return;
+        };
         if PASSED.fetch_add(1, Ordering::SeqCst) + 1 != armed.nth {
             return;
         }

@@ -38,11 +38,21 @@ impl Object {
     /// failure stays.
     pub fn record_failure(&self, failure: &PeerFailure) {
         let state = self.header(object::FAILURE);
-        if state.compare_exchange(NONE, WRITING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            self.header(object::FAILURE_WHO)
-                .store(u64::from(failure.rank) | (u64::from(failure.pid) << 32), Ordering::Relaxed);
+        if state
+            .compare_exchange(NONE, WRITING, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            self.header(object::FAILURE_WHO).store(
+                u64::from(failure.rank) | (u64::from(failure.pid) << 32),
+                Ordering::Relaxed,
+            );
             let text = self.base() + object::FAILURE_TEXT;
-            write_text(self.arena().segment(), text, object::FAILURE_TEXT_WORDS, &failure.cause);
+            write_text(
+                self.arena().segment(),
+                text,
+                object::FAILURE_TEXT_WORDS,
+                &failure.cause,
+            );
             // Release: who sees VALID sees the record.
             state.store(VALID, Ordering::Release);
         }
@@ -67,8 +77,10 @@ impl Object {
     /// Writes down that a process of the context returned in order, for the message of a queue that nobody reads
     /// any more.
     pub fn record_departure(&self, rank: u32, pid: u32) {
-        self.header(object::DEPARTED)
-            .store((u64::from(rank) + 1) | (u64::from(pid) << 32), Ordering::Release);
+        self.header(object::DEPARTED).store(
+            (u64::from(rank) + 1) | (u64::from(pid) << 32),
+            Ordering::Release,
+        );
         self.notify_all();
     }
 
@@ -76,13 +88,17 @@ impl Object {
     #[must_use]
     pub fn departed(&self) -> Option<(u32, u32)> {
         let word = self.header(object::DEPARTED).load(Ordering::Acquire);
-        (word as u32).checked_sub(1).map(|rank| (rank, (word >> 32) as u32))
+        (word as u32)
+            .checked_sub(1)
+            .map(|rank| (rank, (word >> 32) as u32))
     }
 
     /// Names the participant whose supervisor will record failures in this object.
     pub fn set_supervisor(&self, owner: Owner) {
-        self.header(object::SUPERVISOR)
-            .store((u64::from(owner.row) + 1) | (u64::from(owner.epoch) << 16), Ordering::Release);
+        self.header(object::SUPERVISOR).store(
+            (u64::from(owner.row) + 1) | (u64::from(owner.epoch) << 16),
+            Ordering::Release,
+        );
     }
 
     /// The participant that supervises a context this object belongs to, if it is still there.
@@ -90,7 +106,10 @@ impl Object {
     pub fn supervisor(&self) -> Option<Owner> {
         let word = self.header(object::SUPERVISOR).load(Ordering::Acquire);
         let row = (word as u16).checked_sub(1)?;
-        let owner = Owner { row, epoch: (word >> 16) as u16 };
+        let owner = Owner {
+            row,
+            epoch: (word >> 16) as u16,
+        };
         self.arena().is_present(owner).then_some(owner)
     }
 
@@ -104,6 +123,7 @@ impl Object {
     }
 
     pub(crate) fn set_bereaved(&self, pid: u32) {
-        self.header(object::BEREAVED).store(pid.into(), Ordering::Release);
+        self.header(object::BEREAVED)
+            .store(pid.into(), Ordering::Release);
     }
 }

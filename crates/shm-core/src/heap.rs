@@ -14,8 +14,8 @@ use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::{self, CLASSES, SLABS, Slab};
 use crate::error::Result;
-use crate::lease::{Kind, Leases};
 use crate::layout::{CHUNK, LINE, PAGE, ROW, ROWS_START, WORD, counted, descriptor, row};
+use crate::lease::{Kind, Leases};
 use crate::line::{Counted, Mode, Tag};
 use crate::segment::Segment;
 
@@ -38,25 +38,41 @@ pub(crate) fn locate(segment: &Segment, line: u64) -> Option<Span> {
     let chunks = Chunks::new(segment);
     let offset = line.checked_mul(LINE)?;
     if let Some(chunk) = chunks.run_of_line(offset) {
-        let (State::Owned(_, Use::Run(count)) | State::Orphan(Use::Run(count))) = chunks.state(chunk) else {
+        let (State::Owned(_, Use::Run(count)) | State::Orphan(Use::Run(count))) =
+            chunks.state(chunk)
+        else {
             return None;
         };
         let end = chunk.checked_add(u64::from(count))?;
         if count == 0 || end > chunks.high() {
             return None;
         }
-        let committed = chunks.word(chunk, descriptor::COMMITTED).load(Ordering::Acquire);
+        let committed = chunks
+            .word(chunk, descriptor::COMMITTED)
+            .load(Ordering::Acquire);
         let capacity = committed.min(u64::from(count) * CHUNK);
-        return Some(Span { data: chunks.offset(chunk), capacity, chunk });
+        return Some(Span {
+            data: chunks.offset(chunk),
+            capacity,
+            chunk,
+        });
     }
     let chunk = chunks.of_offset(offset)?;
-    let (State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class))) = chunks.state(chunk) else {
+    let (State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class))) = chunks.state(chunk)
+    else {
         return None;
     };
     let slab = SLABS.get(class as usize)?;
     let index = (offset - chunks.offset(chunk)).checked_sub(slab.lines)? / LINE;
-    let bump = chunks.word(chunk, descriptor::BUMP).load(Ordering::Acquire).min(slab.blocks);
-    (index < bump).then(|| Span { data: chunks.offset(chunk) + slab.data + index * slab.size, capacity: slab.size, chunk })
+    let bump = chunks
+        .word(chunk, descriptor::BUMP)
+        .load(Ordering::Acquire)
+        .min(slab.blocks);
+    (index < bump).then(|| Span {
+        data: chunks.offset(chunk) + slab.data + index * slab.size,
+        capacity: slab.size,
+        chunk,
+    })
 }
 
 /// The block whose bytes hold the line with number `line`.
@@ -70,7 +86,9 @@ pub(crate) fn block_around(segment: &Segment, line: u64) -> Option<Span> {
             let index = (offset - chunks.offset(chunk)).checked_sub(slab.data)? / slab.size;
             locate(segment, (chunks.offset(chunk) + slab.lines) / LINE + index)
         }
-        State::Owned(_, Use::Run(_)) | State::Orphan(Use::Run(_)) => locate(segment, Chunks::run_line(chunk)),
+        State::Owned(_, Use::Run(_)) | State::Orphan(Use::Run(_)) => {
+            locate(segment, Chunks::run_line(chunk))
+        }
         State::Owned(_, Use::Tail(distance)) | State::Orphan(Use::Tail(distance)) => {
             let head = chunk.checked_sub(u64::from(distance))?;
             locate(segment, Chunks::run_line(head))
@@ -82,14 +100,22 @@ pub(crate) fn block_around(segment: &Segment, line: u64) -> Option<Span> {
 
 /// Whether a line lies in the bytes of an object and says that it belongs to that object: an end or a slot.
 pub(crate) fn in_object(segment: &Segment, line: u64) -> bool {
-    let Some(around) = block_around(segment, line) else { return false };
-    let meta = segment.word(line * LINE + counted::META).load(Ordering::Acquire);
+    let Some(around) = block_around(segment, line) else {
+        return false;
+    };
+    let meta = segment
+        .word(line * LINE + counted::META)
+        .load(Ordering::Acquire);
     if !matches!(Tag::from_meta(meta), Some(Tag::End | Tag::Slot)) {
         return false;
     }
     let object = Tag::object_of(meta);
     locate(segment, object) == Some(around)
-        && Mode::from_meta(segment.word(object * LINE + counted::META).load(Ordering::Acquire)) == Some(Mode::Object)
+        && Mode::from_meta(
+            segment
+                .word(object * LINE + counted::META)
+                .load(Ordering::Acquire),
+        ) == Some(Mode::Object)
 }
 
 /// One process's allocator.
@@ -163,8 +189,12 @@ impl Heap {
                     .is_ok()
             {
                 crate::failpoint!("block.alloc.counted");
-                segment.word(found.line * LINE + counted::LENGTH).store(bytes, Ordering::Relaxed);
-                segment.word(found.line * LINE + counted::META).store(Tag::meta_of_block(mode), Ordering::Release);
+                segment
+                    .word(found.line * LINE + counted::LENGTH)
+                    .store(bytes, Ordering::Relaxed);
+                segment
+                    .word(found.line * LINE + counted::META)
+                    .store(Tag::meta_of_block(mode), Ordering::Release);
                 leases.set(segment, lease, Kind::Held);
                 return Ok(found);
             }
@@ -176,11 +206,6 @@ impl Heap {
     pub(crate) fn freed_here(&self, segment: &Segment, line: u64) {
         self.inner.lock().put(segment, self.me, line);
     }
-
-    /// Gives every chunk without a live block back to the arena. Returns the number of chunks given back.
-    pub(crate) fn retire_unused(&self, segment: &Segment) -> u64 {
-        self.inner.lock().retire_unused(segment, self.me)
-    }
 }
 
 /// First half of telling a block's owner that it is free, done *while the block is still counted*: a bit in
@@ -188,26 +213,42 @@ impl Heap {
 /// bit whose block is not free yet.
 pub(crate) fn hint_before_free(segment: &Segment, line: u64) {
     let chunks = Chunks::new(segment);
-    let Some(span) = locate(segment, line) else { return };
-    let (State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class))) = chunks.state(span.chunk) else {
+    let Some(span) = locate(segment, line) else {
         return;
     };
-    let Some(slab) = SLABS.get(class as usize) else { return };
+    let (State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class))) =
+        chunks.state(span.chunk)
+    else {
+        return;
+    };
+    let Some(slab) = SLABS.get(class as usize) else {
+        return;
+    };
     let index = (line * LINE - chunks.offset(span.chunk) - slab.lines) / LINE;
     let word = chunks.offset(span.chunk) + index / 64 * WORD;
-    segment.word(word).fetch_or(1 << (index % 64), Ordering::AcqRel);
+    segment
+        .word(word)
+        .fetch_or(1 << (index % 64), Ordering::AcqRel);
 }
 
 /// Second half, done once the count is 0: a dirty bit in the owner's row.
 pub(crate) fn hint_after_free(segment: &Segment, line: u64) {
     let chunks = Chunks::new(segment);
-    let Some(chunk) = chunk_of_line(segment, line) else { return };
-    let State::Owned(owner, _) = chunks.state(chunk) else { return };
-    let slot = chunks.word(chunk, descriptor::OWNER_SLOT).load(Ordering::Acquire);
+    let Some(chunk) = chunk_of_line(segment, line) else {
+        return;
+    };
+    let State::Owned(owner, _) = chunks.state(chunk) else {
+        return;
+    };
+    let slot = chunks
+        .word(chunk, descriptor::OWNER_SLOT)
+        .load(Ordering::Acquire);
     let bit = slot % (64 * row::DIRTY_WORDS);
     let offset = ROWS_START + u64::from(owner.row) * ROW + row::DIRTY + bit / 64 * WORD;
     // Release: the owner that takes the bit (acquire) finds the count 0.
-    segment.word(offset).fetch_or(1 << (bit % 64), Ordering::AcqRel);
+    segment
+        .word(offset)
+        .fetch_or(1 << (bit % 64), Ordering::AcqRel);
 }
 
 /// Who owns the chunk a block lies in, if it is owned.
@@ -221,7 +262,9 @@ pub(crate) fn owner_of_line(segment: &Segment, line: u64) -> Option<Owner> {
 fn chunk_of_line(segment: &Segment, line: u64) -> Option<u64> {
     let chunks = Chunks::new(segment);
     let offset = line.checked_mul(LINE)?;
-    chunks.run_of_line(offset).or_else(|| chunks.of_offset(offset))
+    chunks
+        .run_of_line(offset)
+        .or_else(|| chunks.of_offset(offset))
 }
 
 impl Inner {
@@ -265,18 +308,34 @@ impl Inner {
             return Ok(None);
         }
         let end = slab.data + (bump + 1) * slab.size;
-        if chunks.word(chunk, descriptor::COMMITTED).load(Ordering::Relaxed) < end {
-            chunks.commit(chunk, end.next_multiple_of(COMMIT_STEP).min(CHUNK)).or_else(|error| {
-                // The step may be what does not fit any more; the block itself may.
-                chunks.commit(chunk, end.next_multiple_of(PAGE)).map_err(|_| error)
-            })?;
+        if chunks
+            .word(chunk, descriptor::COMMITTED)
+            .load(Ordering::Relaxed)
+            < end
+        {
+            chunks
+                .commit(chunk, end.next_multiple_of(COMMIT_STEP).min(CHUNK))
+                .or_else(|error| {
+                    // The step may be what does not fit any more; the block itself may.
+                    chunks
+                        .commit(chunk, end.next_multiple_of(PAGE))
+                        .map_err(|_| error)
+                })?;
         }
-        let generation = chunks.word(chunk, descriptor::GENERATION).load(Ordering::Relaxed);
+        let generation = chunks
+            .word(chunk, descriptor::GENERATION)
+            .load(Ordering::Relaxed);
         let offset = chunks.offset(chunk) + slab.lines + bump * LINE;
-        segment.word(offset + counted::META).store(0, Ordering::Relaxed);
-        segment.word(offset).store(Counted::new(generation, 0).to_word(), Ordering::Relaxed);
+        segment
+            .word(offset + counted::META)
+            .store(0, Ordering::Relaxed);
+        segment
+            .word(offset)
+            .store(Counted::new(generation, 0).to_word(), Ordering::Relaxed);
         // Release: a line below the mark is initialised.
-        chunks.word(chunk, descriptor::BUMP).store(bump + 1, Ordering::Release);
+        chunks
+            .word(chunk, descriptor::BUMP)
+            .store(bump + 1, Ordering::Release);
         Ok(free_block(segment, offset / LINE))
     }
 
@@ -292,7 +351,9 @@ impl Inner {
                     self.runs.remove(&length);
                     continue;
                 };
-                let Some(found) = free_block(segment, Chunks::run_line(head)) else { continue };
+                let Some(found) = free_block(segment, Chunks::run_line(head)) else {
+                    continue;
+                };
                 if let Err(error) = chunks.commit(head, bytes) {
                     self.runs.entry(length).or_default().push(head);
                     return Err(error);
@@ -309,9 +370,14 @@ impl Inner {
             return Err(error);
         }
         let line = Chunks::run_line(first);
-        segment.word(line * LINE + counted::META).store(0, Ordering::Relaxed);
+        segment
+            .word(line * LINE + counted::META)
+            .store(0, Ordering::Relaxed);
         let word = segment.word(line * LINE).load(Ordering::Relaxed);
-        Ok(Candidate { line, generation: Counted::from_word(word).next_generation() })
+        Ok(Candidate {
+            line,
+            generation: Counted::from_word(word).next_generation(),
+        })
     }
 
     /// Claims chunks; when the arena has none left, gives own unused ones back first and tries once more.
@@ -326,7 +392,9 @@ impl Inner {
     }
 
     fn own(&mut self, chunks: &Chunks<'_>, chunk: u64) {
-        chunks.word(chunk, descriptor::OWNER_SLOT).store(self.owned.len() as u64, Ordering::Release);
+        chunks
+            .word(chunk, descriptor::OWNER_SLOT)
+            .store(self.owned.len() as u64, Ordering::Release);
         self.owned.push(chunk);
     }
 
@@ -334,7 +402,9 @@ impl Inner {
         if let Some(slot) = self.owned.iter().position(|&owned| owned == chunk) {
             self.owned.swap_remove(slot);
             if let Some(&moved) = self.owned.get(slot) {
-                chunks.word(moved, descriptor::OWNER_SLOT).store(slot as u64, Ordering::Release);
+                chunks
+                    .word(moved, descriptor::OWNER_SLOT)
+                    .store(slot as u64, Ordering::Release);
             }
         }
     }
@@ -342,7 +412,9 @@ impl Inner {
     /// Puts a block of an own chunk on its list, if that is what the line still names.
     fn put(&mut self, segment: &Segment, me: Owner, line: u64) {
         let chunks = Chunks::new(segment);
-        let Some(span) = locate(segment, line) else { return };
+        let Some(span) = locate(segment, line) else {
+            return;
+        };
         match chunks.state(span.chunk) {
             State::Owned(owner, Use::Slab(class)) if owner == me => {
                 if let Some(list) = self.free.get_mut(class as usize) {
@@ -365,7 +437,8 @@ impl Inner {
         let bits = 64 * row::DIRTY_WORDS as usize;
         let mut found = false;
         for index in 0..row::DIRTY_WORDS {
-            let word = segment.word(ROWS_START + u64::from(me.row) * ROW + row::DIRTY + index * WORD);
+            let word =
+                segment.word(ROWS_START + u64::from(me.row) * ROW + row::DIRTY + index * WORD);
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
@@ -384,7 +457,9 @@ impl Inner {
     fn collect_chunk(&mut self, chunks: &Chunks<'_>, chunk: u64) -> bool {
         match chunks.state(chunk) {
             State::Owned(_, Use::Slab(class)) => {
-                let Some(slab) = SLABS.get(class as usize) else { return false };
+                let Some(slab) = SLABS.get(class as usize) else {
+                    return false;
+                };
                 let mut found = false;
                 for index in 0..slab.blocks.div_ceil(64) {
                     let word = chunks.segment.word(chunks.offset(chunk) + index * WORD);
@@ -395,7 +470,9 @@ impl Inner {
                     while freed != 0 {
                         let bit = freed.trailing_zeros();
                         freed &= freed - 1;
-                        let line = (chunks.offset(chunk) + slab.lines) / LINE + index * 64 + u64::from(bit);
+                        let line = (chunks.offset(chunk) + slab.lines) / LINE
+                            + index * 64
+                            + u64::from(bit);
                         if free_block(chunks.segment, line).is_some() {
                             self.free[class as usize].push(line);
                             found = true;
@@ -424,12 +501,19 @@ impl Inner {
         let chunks = Chunks::new(segment);
         let orphan = State::Orphan(Use::Slab(class));
         for chunk in 0..chunks.high() {
-            if chunks.state(chunk) == orphan && chunks.change(chunk, orphan, State::Owned(me, Use::Slab(class))) {
+            if chunks.state(chunk) == orphan
+                && chunks.change(chunk, orphan, State::Owned(me, Use::Slab(class)))
+            {
                 self.own(&chunks, chunk);
                 let slab = SLABS[class as usize];
-                let bump = chunks.word(chunk, descriptor::BUMP).load(Ordering::Acquire).min(slab.blocks);
+                let bump = chunks
+                    .word(chunk, descriptor::BUMP)
+                    .load(Ordering::Acquire)
+                    .min(slab.blocks);
                 let first = (chunks.offset(chunk) + slab.lines) / LINE;
-                self.free[class as usize].extend((first..first + bump).filter(|&line| free_block(segment, line).is_some()));
+                self.free[class as usize].extend(
+                    (first..first + bump).filter(|&line| free_block(segment, line).is_some()),
+                );
                 if bump < slab.blocks {
                     self.filling[class as usize] = Some(chunk);
                 }
@@ -444,6 +528,14 @@ impl Inner {
         self.collect_dirty(segment, me);
         let mut given_back = 0;
         for chunk in self.owned.clone() {
+            // A device may still be reading or writing there.
+            if chunks
+                .word(chunk, descriptor::PIN_COUNT)
+                .load(Ordering::Acquire)
+                != 0
+            {
+                continue;
+            }
             match chunks.state(chunk) {
                 State::Owned(owner, Use::Run(count)) if owner == me => {
                     if free_block(segment, Chunks::run_line(chunk)).is_some() {
@@ -480,30 +572,44 @@ impl Inner {
 /// The block of `line`, if its count is 0 now.
 fn free_block(segment: &Segment, line: u64) -> Option<Candidate> {
     let counted = Counted::from_word(segment.word(line * LINE).load(Ordering::Acquire));
-    (counted.count == 0).then(|| Candidate { line, generation: counted.next_generation() })
+    (counted.count == 0).then(|| Candidate {
+        line,
+        generation: counted.next_generation(),
+    })
 }
 
 fn format_slab(chunks: &Chunks<'_>, me: Owner, chunk: u64, class: u32, slab: Slab) -> Result<()> {
     let first = (slab.data + slab.size).next_multiple_of(PAGE);
-    chunks.commit(chunk, first.next_multiple_of(COMMIT_STEP).min(CHUNK)).or_else(|error| {
-        chunks.commit(chunk, first).map_err(|_| error)
-    })?;
-    for word in 0..slab.lines / WORD {
-        chunks.segment.word(chunks.offset(chunk) + word * WORD).store(0, Ordering::Relaxed);
-    }
-    chunks.word(chunk, descriptor::BUMP).store(0, Ordering::Relaxed);
-    crate::failpoint!("chunk.slab.unformatted");
     chunks
-        .word(chunk, descriptor::STATE)
-        .store(State::Owned(me, Use::Slab(class)).to_word(), Ordering::Release);
+        .commit(chunk, first.next_multiple_of(COMMIT_STEP).min(CHUNK))
+        .or_else(|error| chunks.commit(chunk, first).map_err(|_| error))?;
+    for word in 0..slab.lines / WORD {
+        chunks
+            .segment
+            .word(chunks.offset(chunk) + word * WORD)
+            .store(0, Ordering::Relaxed);
+    }
+    chunks
+        .word(chunk, descriptor::BUMP)
+        .store(0, Ordering::Relaxed);
+    crate::failpoint!("chunk.slab.unformatted");
+    chunks.word(chunk, descriptor::STATE).store(
+        State::Owned(me, Use::Slab(class)).to_word(),
+        Ordering::Release,
+    );
     Ok(())
 }
 
 /// Whether no block of a slab is in use.
 fn slab_is_unused(segment: &Segment, chunk: u64, class: u32) -> bool {
     let chunks = Chunks::new(segment);
-    let Some(slab) = SLABS.get(class as usize) else { return false };
-    let bump = chunks.word(chunk, descriptor::BUMP).load(Ordering::Acquire).min(slab.blocks);
+    let Some(slab) = SLABS.get(class as usize) else {
+        return false;
+    };
+    let bump = chunks
+        .word(chunk, descriptor::BUMP)
+        .load(Ordering::Acquire)
+        .min(slab.blocks);
     let first = (chunks.offset(chunk) + slab.lines) / LINE;
     (first..first + bump).all(|line| free_block(segment, line).is_some())
 }
@@ -511,12 +617,19 @@ fn slab_is_unused(segment: &Segment, chunk: u64, class: u32) -> bool {
 /// Makes a slab without live blocks a free chunk; `from` is its present state.
 fn retire_slab(segment: &Segment, chunk: u64, class: u32, from: State) {
     let chunks = Chunks::new(segment);
-    let Some(slab) = SLABS.get(class as usize) else { return };
-    let bump = chunks.word(chunk, descriptor::BUMP).load(Ordering::Acquire).min(slab.blocks);
+    let Some(slab) = SLABS.get(class as usize) else {
+        return;
+    };
+    let bump = chunks
+        .word(chunk, descriptor::BUMP)
+        .load(Ordering::Acquire)
+        .min(slab.blocks);
     let first = (chunks.offset(chunk) + slab.lines) / LINE;
     let mark = chunks.word(chunk, descriptor::GENERATION);
     let generation = (first..first + bump)
-        .map(|line| Counted::from_word(segment.word(line * LINE).load(Ordering::Acquire)).next_generation())
+        .map(|line| {
+            Counted::from_word(segment.word(line * LINE).load(Ordering::Acquire)).next_generation()
+        })
         .max()
         .unwrap_or(0);
     mark.fetch_max(generation, Ordering::AcqRel);
@@ -528,7 +641,9 @@ pub(crate) fn bury_chunks(segment: &Segment, dead: Owner) {
     let chunks = Chunks::new(segment);
     let mut leases = Vec::new();
     for chunk in 0..chunks.high() {
-        let State::Owned(owner, used) = chunks.state(chunk) else { continue };
+        let State::Owned(owner, used) = chunks.state(chunk) else {
+            continue;
+        };
         if owner != dead {
             continue;
         }
@@ -572,16 +687,28 @@ pub(crate) fn bury_chunks(segment: &Segment, dead: Owner) {
 fn orphan_run(chunks: &Chunks<'_>, dead: Owner, head: u64, count: u32) {
     for distance in 1..count {
         let tail = Use::Tail(distance);
-        chunks.change(head + u64::from(distance), State::Owned(dead, tail), State::Orphan(tail));
+        chunks.change(
+            head + u64::from(distance),
+            State::Owned(dead, tail),
+            State::Orphan(tail),
+        );
     }
-    chunks.change(head, State::Owned(dead, Use::Run(count)), State::Orphan(Use::Run(count)));
+    chunks.change(
+        head,
+        State::Owned(dead, Use::Run(count)),
+        State::Orphan(Use::Run(count)),
+    );
 }
 
 /// Makes the orphaned tails of a run `owner`'s, as its head is.
 fn adopt_tails(chunks: &Chunks<'_>, owner: Owner, head: u64, count: u32) {
     for distance in 1..count {
         let tail = Use::Tail(distance);
-        chunks.change(head + u64::from(distance), State::Orphan(tail), State::Owned(owner, tail));
+        chunks.change(
+            head + u64::from(distance),
+            State::Orphan(tail),
+            State::Owned(owner, tail),
+        );
     }
 }
 
@@ -590,7 +717,9 @@ pub(crate) fn sweep_orphans(segment: &Segment, me: Owner) -> bool {
     let chunks = Chunks::new(segment);
     let mut found = false;
     for chunk in 0..chunks.high() {
-        let State::Orphan(used) = chunks.state(chunk) else { continue };
+        let State::Orphan(used) = chunks.state(chunk) else {
+            continue;
+        };
         match used {
             Use::Slab(class) if slab_is_unused(segment, chunk, class) => {
                 if chunks.change(chunk, State::Orphan(used), State::Owned(me, used)) {

@@ -29,11 +29,17 @@ impl Held {
         arena.check_not_forked("allocating a block")?;
         let leases = arena.leases();
         let lease = leases.reserve(arena.segment())?;
-        match arena.heap().allocate(arena.segment(), leases, lease, bytes, mode) {
+        match arena
+            .heap()
+            .allocate(arena.segment(), leases, lease, bytes, mode)
+        {
             Ok(block) => Ok(Self::adopt(arena, lease, block.line, block.generation)),
             Err(error) => {
                 leases.put_back(lease);
-                Err(error.while_doing(format_args!("allocating {} of shared memory", crate::error::Bytes(bytes))))
+                Err(error.while_doing(format_args!(
+                    "allocating {} of shared memory",
+                    crate::error::Bytes(bytes)
+                )))
             }
         }
     }
@@ -41,17 +47,28 @@ impl Held {
     /// Wraps a lease entry that counts from now on as HELD by one local handle.
     pub(crate) fn adopt(arena: &Arena, lease: u32, line: u64, generation: u64) -> Self {
         arena.leases().local(lease).store(1, Ordering::Relaxed);
-        Self { arena: arena.clone(), lease, line, generation, armed: true }
+        Self {
+            arena: arena.clone(),
+            lease,
+            line,
+            generation,
+            armed: true,
+        }
     }
 
     /// Takes one more reference to a line that somebody else is known to hold, as by a handle that was sent.
     pub(crate) fn open(arena: &Arena, line: u64, generation: u64) -> Result<Self> {
         arena.check_not_forked("opening a handle")?;
         let lease = arena.leases().reserve(arena.segment())?;
-        match line::increment(arena.segment().word(line * LINE + counted::WORD), generation) {
+        match line::increment(
+            arena.segment().word(line * LINE + counted::WORD),
+            generation,
+        ) {
             Ok(()) => {
                 // Recorded after the increment: a kill between leaks one count, never frees early.
-                arena.leases().record(arena.segment(), lease, Kind::Held, line, generation);
+                arena
+                    .leases()
+                    .record(arena.segment(), lease, Kind::Held, line, generation);
                 Ok(Self::adopt(arena, lease, line, generation))
             }
             Err(error) => {
@@ -72,10 +89,17 @@ impl Held {
         }
         let lease = arena.leases().reserve(segment)?;
         let generation = free.next_generation();
-        arena.leases().record(segment, lease, Kind::Alloc, line, generation);
+        arena
+            .leases()
+            .record(segment, lease, Kind::Alloc, line, generation);
         // Acquire: pairs with the release of whoever dropped it; its accesses are over.
         let won = word
-            .compare_exchange(seen, Counted::new(generation, 1).to_word(), Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(
+                seen,
+                Counted::new(generation, 1).to_word(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
             .is_ok();
         if won {
             arena.leases().set(segment, lease, Kind::Held);
@@ -94,27 +118,44 @@ impl Held {
     /// Whether no other handle in this process shares the reference.
     pub(crate) fn is_locally_unique(&self) -> bool {
         // Acquire: pairs with the release in `drop`, so what other handles did is over.
-        self.arena.leases().local(self.lease).load(Ordering::Acquire) == 1
+        self.arena
+            .leases()
+            .local(self.lease)
+            .load(Ordering::Acquire)
+            == 1
     }
 
     /// Whether this process holds the only reference there is, through this one handle.
     pub(crate) fn is_sole(&self) -> bool {
-        let word = self.arena.segment().word(self.line * LINE + counted::WORD).load(Ordering::Acquire);
+        let word = self
+            .arena
+            .segment()
+            .word(self.line * LINE + counted::WORD)
+            .load(Ordering::Acquire);
         self.is_locally_unique() && Counted::from_word(word) == Counted::new(self.generation, 1)
     }
 
     /// Forgets the reference without giving it back: a message owns it now. The entry is FREE already.
     pub(crate) fn disarm(mut self) {
         self.armed = false;
-        self.arena.leases().local(self.lease).store(0, Ordering::Relaxed);
+        self.arena
+            .leases()
+            .local(self.lease)
+            .store(0, Ordering::Relaxed);
         self.arena.leases().put_back(self.lease);
     }
 }
 
 impl Clone for Held {
     fn clone(&self) -> Self {
-        self.arena.leases().local(self.lease).fetch_add(1, Ordering::Relaxed);
-        Self { arena: self.arena.clone(), ..*self }
+        self.arena
+            .leases()
+            .local(self.lease)
+            .fetch_add(1, Ordering::Relaxed);
+        Self {
+            arena: self.arena.clone(),
+            ..*self
+        }
     }
 }
 
@@ -124,7 +165,13 @@ impl Drop for Held {
             return;
         }
         // Release, then acquire by the last: as in `Arc`, all uses of the thing come before its release.
-        if self.arena.leases().local(self.lease).fetch_sub(1, Ordering::Release) == 1 {
+        if self
+            .arena
+            .leases()
+            .local(self.lease)
+            .fetch_sub(1, Ordering::Release)
+            == 1
+        {
             fence(Ordering::Acquire);
             give_back(&self.arena, self.lease, self.line, self.generation);
         }
@@ -199,7 +246,9 @@ pub(crate) fn subtract_shared(arena: &Arena, line: u64, generation: u64) -> bool
 /// The caller has a DROPPING entry for it. `false` if the caller is not the last one any more.
 pub(crate) fn free_last(arena: &Arena, line: u64, generation: u64) -> bool {
     let segment = arena.segment();
-    let meta = segment.word(line * LINE + counted::META).load(Ordering::Acquire);
+    let meta = segment
+        .word(line * LINE + counted::META)
+        .load(Ordering::Acquire);
     let tag = Tag::from_meta(meta);
     if tag == Some(Tag::Block) {
         if Mode::from_meta(meta) == Some(Mode::Object) {
@@ -213,7 +262,10 @@ pub(crate) fn free_last(arena: &Arena, line: u64, generation: u64) -> bool {
     let free = Counted::new(generation, 0).to_word();
     let word = segment.word(line * LINE + counted::WORD);
     // Release: whoever makes it anew (acquire) does so after all uses.
-    if word.compare_exchange(last, free, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+    if word
+        .compare_exchange(last, free, Ordering::AcqRel, Ordering::Relaxed)
+        .is_err()
+    {
         return false;
     }
     after_free(arena, line, tag, meta);
@@ -240,6 +292,8 @@ pub(crate) fn after_free(arena: &Arena, line: u64, tag: Option<Tag>, meta: u64) 
 pub(crate) fn stale(line: u64, generation: u64) -> Error {
     Error::new(
         ErrorKind::Stale,
-        format!("the handle names generation {generation} of line {line}, which is no longer there: its last holder has dropped it"),
+        format!(
+            "the handle names generation {generation} of line {line}, which is no longer there: its last holder has dropped it"
+        ),
     )
 }

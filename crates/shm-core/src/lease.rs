@@ -67,7 +67,11 @@ pub(crate) struct Entry {
 
 impl Entry {
     pub(crate) const fn from_word(word: u64) -> Self {
-        Self { kind: Kind::from_code(word & 0xf), epoch: (word >> 4) as u16, line: (word >> 20) & ((1 << 38) - 1) }
+        Self {
+            kind: Kind::from_code(word & 0xf),
+            epoch: (word >> 4) as u16,
+            line: (word >> 20) & ((1 << 38) - 1),
+        }
     }
 
     pub(crate) const fn to_word(self) -> u64 {
@@ -92,7 +96,12 @@ impl<'a> EntryRef<'a> {
     fn at(segment: &'a Segment, offset: u64) -> Self {
         let [state, generation, ticket_cell, ticket_position] =
             [0, 8, 16, 24].map(|field| segment.word(offset + field));
-        Self { state, generation, ticket_cell, ticket_position }
+        Self {
+            state,
+            generation,
+            ticket_cell,
+            ticket_position,
+        }
     }
 
     pub(crate) fn load(&self) -> Entry {
@@ -102,7 +111,12 @@ impl<'a> EntryRef<'a> {
     /// Changes the entry from exactly `from` to `to`; how everyone but its living owner changes one.
     pub(crate) fn change(&self, from: Entry, to: Entry) -> bool {
         self.state
-            .compare_exchange(from.to_word(), to.to_word(), Ordering::AcqRel, Ordering::Acquire)
+            .compare_exchange(
+                from.to_word(),
+                to.to_word(),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
             .is_ok()
     }
 
@@ -117,7 +131,10 @@ fn lease_chunk(segment: &Segment, row_number: u16, slot: u64) -> Option<u64> {
     let word = ROWS_START + u64::from(row_number) * ROW + row::DIRECTORY + slot * 8;
     let chunk = segment.word(word).load(Ordering::Acquire).checked_sub(1)?;
     let chunks = Chunks::new(segment);
-    let leases = matches!(chunks.state(chunk.min(chunks.high())), State::Owned(_, Use::Leases));
+    let leases = matches!(
+        chunks.state(chunk.min(chunks.high())),
+        State::Owned(_, Use::Leases)
+    );
     (chunk < chunks.high() && leases).then_some(chunk)
 }
 
@@ -130,10 +147,12 @@ pub(crate) fn entries_of(segment: &Segment, row_number: u16) -> impl Iterator<It
     let slots = high.div_ceil(LEASES_PER_CHUNK);
     (0..slots).flat_map(move |slot| {
         let used = (high - slot * LEASES_PER_CHUNK).min(LEASES_PER_CHUNK);
-        lease_chunk(segment, row_number, slot).into_iter().flat_map(move |chunk| {
-            let start = Chunks::new(segment).offset(chunk);
-            (0..used).map(move |index| EntryRef::at(segment, start + index * LEASE))
-        })
+        lease_chunk(segment, row_number, slot)
+            .into_iter()
+            .flat_map(move |chunk| {
+                let start = Chunks::new(segment).offset(chunk);
+                (0..used).map(move |index| EntryRef::at(segment, start + index * LEASE))
+            })
     })
 }
 
@@ -155,7 +174,11 @@ impl Leases {
     pub(crate) fn new(me: Owner) -> Self {
         Self {
             me,
-            pool: Mutex::new(Pool { free: Vec::new(), high: 0, committed: 0 }),
+            pool: Mutex::new(Pool {
+                free: Vec::new(),
+                high: 0,
+                committed: 0,
+            }),
             chunks: [const { AtomicU64::new(0) }; row::DIRECTORY_WORDS as usize],
             locals: [const { OnceLock::new() }; row::DIRECTORY_WORDS as usize],
         }
@@ -190,7 +213,9 @@ impl Leases {
             let entries = (row::DIRECTORY_WORDS * LEASES_PER_CHUNK) as u32;
             return Err(Error::new(
                 ErrorKind::LeasesFull { entries },
-                format!("this process already holds {entries} references, as many as its lease table has room for; drop tensors that are no longer needed"),
+                format!(
+                    "this process already holds {entries} references, as many as its lease table has room for; drop tensors that are no longer needed"
+                ),
             ));
         }
         let within = pool.committed % LEASES_PER_CHUNK;
@@ -203,9 +228,15 @@ impl Leases {
             }
             // A recycled chunk may hold anything: entries start out FREE.
             for index in 0..LEASES_STEP {
-                segment.word(chunks.offset(chunk) + index * LEASE).store(0, Ordering::Relaxed);
+                segment
+                    .word(chunks.offset(chunk) + index * LEASE)
+                    .store(0, Ordering::Relaxed);
             }
-            chunks.change(chunk, State::Owned(self.me, Use::Nothing), State::Owned(self.me, Use::Leases));
+            chunks.change(
+                chunk,
+                State::Owned(self.me, Use::Nothing),
+                State::Owned(self.me, Use::Leases),
+            );
             crate::failpoint!("lease.chunk.unlisted");
             segment
                 .word(ROWS_START + u64::from(self.me.row) * ROW + row::DIRECTORY + slot as u64 * 8)
@@ -216,10 +247,13 @@ impl Leases {
             let chunk = chunks.of_offset(start).unwrap_or(0);
             chunks.commit(chunk, (within + LEASES_STEP) * LEASE)?;
             for index in within..within + LEASES_STEP {
-                segment.word(start + index * LEASE).store(0, Ordering::Relaxed);
+                segment
+                    .word(start + index * LEASE)
+                    .store(0, Ordering::Relaxed);
             }
         }
-        self.locals[slot].get_or_init(|| (0..LEASES_PER_CHUNK).map(|_| AtomicU32::new(0)).collect());
+        self.locals[slot]
+            .get_or_init(|| (0..LEASES_PER_CHUNK).map(|_| AtomicU32::new(0)).collect());
         pool.committed += LEASES_STEP;
         Ok(())
     }
@@ -227,7 +261,10 @@ impl Leases {
     fn entry<'a>(&self, segment: &'a Segment, index: u32) -> EntryRef<'a> {
         let slot = index as usize / LEASES_PER_CHUNK as usize;
         let within = u64::from(index) % LEASES_PER_CHUNK;
-        EntryRef::at(segment, self.chunks[slot].load(Ordering::Relaxed) + within * LEASE)
+        EntryRef::at(
+            segment,
+            self.chunks[slot].load(Ordering::Relaxed) + within * LEASE,
+        )
     }
 
     /// The number of local handles that share an entry.
@@ -242,10 +279,21 @@ impl Leases {
     }
 
     /// Writes an entry: generation first, then the state that makes it count.
-    pub(crate) fn record(&self, segment: &Segment, index: u32, kind: Kind, line: u64, generation: u64) {
+    pub(crate) fn record(
+        &self,
+        segment: &Segment,
+        index: u32,
+        kind: Kind,
+        line: u64,
+        generation: u64,
+    ) {
         let entry = self.entry(segment, index);
         entry.generation.store(generation, Ordering::Relaxed);
-        entry.store(Entry { kind, epoch: self.me.epoch, line });
+        entry.store(Entry {
+            kind,
+            epoch: self.me.epoch,
+            line,
+        });
     }
 
     /// Changes the kind of an own entry.
@@ -255,18 +303,36 @@ impl Leases {
     }
 
     /// Writes an entry for a reference that is on its way through a cell: ticket first, then the state.
-    pub(crate) fn record_ticket(&self, segment: &Segment, index: u32, reference: (Kind, u64, u64), ticket: Ticket) {
+    pub(crate) fn record_ticket(
+        &self,
+        segment: &Segment,
+        index: u32,
+        reference: (Kind, u64, u64),
+        ticket: Ticket,
+    ) {
         let (kind, line, generation) = reference;
         let entry = self.entry(segment, index);
         entry.generation.store(generation, Ordering::Relaxed);
-        entry.ticket_cell.store(ticket.cell / LINE, Ordering::Relaxed);
-        entry.ticket_position.store(ticket.position, Ordering::Relaxed);
-        entry.store(Entry { kind, epoch: self.me.epoch, line });
+        entry
+            .ticket_cell
+            .store(ticket.cell / LINE, Ordering::Relaxed);
+        entry
+            .ticket_position
+            .store(ticket.position, Ordering::Relaxed);
+        entry.store(Entry {
+            kind,
+            epoch: self.me.epoch,
+            line,
+        });
     }
 
     /// Makes an own entry FREE; the caller puts it back or goes on using it.
     pub(crate) fn clear(&self, segment: &Segment, index: u32) {
-        self.entry(segment, index).store(Entry { kind: Kind::Free, epoch: self.me.epoch, line: 0 });
+        self.entry(segment, index).store(Entry {
+            kind: Kind::Free,
+            epoch: self.me.epoch,
+            line: 0,
+        });
     }
 }
 

@@ -22,7 +22,13 @@ impl Letterbox {
     /// As every allocation in the arena.
     #[track_caller]
     pub fn create(arena: &Arena, capacity: u32) -> Result<Self> {
-        Object::create(arena, ObjectKind::Letterbox, [Array::Lane { capacity }, Array::None], 0).map(|object| Self { object })
+        Object::create(
+            arena,
+            ObjectKind::Letterbox,
+            [Array::Lane { capacity }, Array::None],
+            0,
+        )
+        .map(|object| Self { object })
     }
 
     /// Two words that name it to another participant.
@@ -47,7 +53,8 @@ impl Letterbox {
     /// As [`message::encode`], and `Full` when the receiver has not made room; with the value where it is whole.
     pub fn send<T: Serialize>(&self, value: T) -> Result<(), EncodeError<T>> {
         let message = message::encode(self.object.arena(), value)?;
-        self.send_encoded(message).map_err(|error| EncodeError { error, value: None })
+        self.send_encoded(message)
+            .map_err(|error| EncodeError { error, value: None })
     }
 
     /// Sends a message that was encoded before.
@@ -61,7 +68,10 @@ impl Letterbox {
                 event.notify_all(|count| event.wake(count));
                 Ok(())
             }
-            Put::Full | Put::Pending(_) => Err(Error::new(ErrorKind::Full, "the letterbox is full; its receiver has not taken the last message")),
+            Put::Full | Put::Pending(_) => Err(Error::new(
+                ErrorKind::Full,
+                "the letterbox is full; its receiver has not taken the last message",
+            )),
             Put::Closed => Err(Error::new(ErrorKind::Closed, "the letterbox is closed")),
         }
     }

@@ -36,3 +36,10 @@ pub mod word;
 
 #[cfg(test)]
 mod testing;
+
+pub use arena::Arena;
+pub use error::{Error, ErrorKind, Result};
+pub use tensor::{
+    Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements, MAX_DIMS, Number, Shape,
+    SharedTensor, Strided, Tensor, bf16, f16,
+};

@@ -25,11 +25,17 @@ pub(crate) struct Counted {
 
 impl Counted {
     pub(crate) const fn new(generation: u64, count: u64) -> Self {
-        Self { generation: generation & GENERATION_MASK, count }
+        Self {
+            generation: generation & GENERATION_MASK,
+            count,
+        }
     }
 
     pub(crate) const fn from_word(word: u64) -> Self {
-        Self { generation: word >> COUNT_BITS, count: word & COUNT_MAX }
+        Self {
+            generation: word >> COUNT_BITS,
+            count: word & COUNT_MAX,
+        }
     }
 
     pub(crate) const fn to_word(self) -> u64 {
@@ -51,13 +57,21 @@ pub(crate) fn increment(word: &AtomicU64, generation: u64) -> Result<()> {
     loop {
         let now = Counted::from_word(seen);
         if now.generation != generation || now.count == 0 {
-            return Err(Error::new(ErrorKind::Stale, format!(
-                "took one more reference to generation {generation}, found generation {} with count {}",
-                now.generation, now.count
-            )));
+            return Err(Error::new(
+                ErrorKind::Stale,
+                format!(
+                    "took one more reference to generation {generation}, found generation {} with count {}",
+                    now.generation, now.count
+                ),
+            ));
         }
         if now.count == COUNT_MAX {
-            return Err(Error::new(ErrorKind::CountOverflow, format!("a block can be referenced by at most {COUNT_MAX} processes and messages at once; drop some of them")));
+            return Err(Error::new(
+                ErrorKind::CountOverflow,
+                format!(
+                    "a block can be referenced by at most {COUNT_MAX} processes and messages at once; drop some of them"
+                ),
+            ));
         }
         match word.compare_exchange_weak(
             seen,
@@ -135,18 +149,6 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// The mode, for error messages.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Exclusive => "exclusive",
-            Self::Shared => "shared",
-            Self::Aliased => "aliased",
-            Self::Object => "an object (queue, event, ring)",
-            Self::Message => "a message",
-            Self::Slots => "a ring's memory",
-        }
-    }
-
     pub(crate) const fn from_meta(meta: u64) -> Option<Self> {
         match (meta >> 8) & 0xff {
             1 => Some(Self::Exclusive),
@@ -166,7 +168,12 @@ mod tests {
 
     #[test]
     fn a_word_keeps_generation_and_count_apart() {
-        for (generation, count) in [(0, 0), (GENERATION_MASK, COUNT_MAX), (1, COUNT_MAX), (GENERATION_MASK, 0)] {
+        for (generation, count) in [
+            (0, 0),
+            (GENERATION_MASK, COUNT_MAX),
+            (1, COUNT_MAX),
+            (GENERATION_MASK, 0),
+        ] {
             let counted = Counted::new(generation, count);
             assert_eq!(Counted::from_word(counted.to_word()), counted);
         }
@@ -177,7 +184,10 @@ mod tests {
     fn the_reference_after_the_last_possible_is_an_error() {
         let word = AtomicU64::new(Counted::new(7, COUNT_MAX).to_word());
         assert!(increment(&word, 7).is_err());
-        assert_eq!(word.load(Ordering::Relaxed), Counted::new(7, COUNT_MAX).to_word());
+        assert_eq!(
+            word.load(Ordering::Relaxed),
+            Counted::new(7, COUNT_MAX).to_word()
+        );
         let word = AtomicU64::new(Counted::new(7, 1).to_word());
         assert!(increment(&word, 6).is_err());
         increment(&word, 7).expect("room for one more");

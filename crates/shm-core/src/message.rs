@@ -139,7 +139,12 @@ struct EncodeGuard(Option<EncodeScope>);
 
 impl EncodeGuard {
     fn enter(arena: &Arena, table: Vec<u8>) -> Self {
-        let scope = EncodeScope { arena: arena.clone(), table, pins: SmallVec::new(), error: None };
+        let scope = EncodeScope {
+            arena: arena.clone(),
+            table,
+            pins: SmallVec::new(),
+            error: None,
+        };
         Self(ENCODING.replace(Some(scope)))
     }
 
@@ -189,7 +194,10 @@ pub struct EncodeError<T> {
 impl<T> EncodeError<T> {
     /// The same error for another type of value.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> EncodeError<U> {
-        EncodeError { error: self.error, value: self.value.map(change) }
+        EncodeError {
+            error: self.error,
+            value: self.value.map(change),
+        }
     }
 }
 
@@ -201,7 +209,10 @@ impl<T> EncodeError<T> {
 /// a block of its own and there is none. Nothing was sent in any case.
 pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeError<T>> {
     if let Err(error) = arena.check_not_forked("sending a message") {
-        return Err(EncodeError { error, value: Some(value) });
+        return Err(EncodeError {
+            error,
+            value: Some(value),
+        });
     }
     let (mut table, mut body) = BUFFERS.take();
     table.clear();
@@ -213,13 +224,24 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
     };
     let body = match (outcome, scope.error) {
         (Ok(body), None) => body,
-        (_, Some(error)) => return Err(EncodeError { error, value: Some(value) }),
+        (_, Some(error)) => {
+            return Err(EncodeError {
+                error,
+                value: Some(value),
+            });
+        }
         (Err(cause), None) => {
             let error = Error::new(
                 ErrorKind::Encode,
-                format!("{} could not be written: {cause}; messages are postcard, which has no `flatten`, no untagged enums and needs the length of a sequence beforehand", std::any::type_name::<T>()),
+                format!(
+                    "{} could not be written: {cause}; messages are postcard, which has no `flatten`, no untagged enums and needs the length of a sequence beforehand",
+                    std::any::type_name::<T>()
+                ),
             );
-            return Err(EncodeError { error: error.because(cause), value: Some(value) });
+            return Err(EncodeError {
+                error: error.because(cause),
+                value: Some(value),
+            });
         }
     };
     drop(value);
@@ -240,7 +262,13 @@ fn finish(arena: &Arena, pins: SmallVec<[Pin; 4]>, table: &[u8], body: &[u8]) ->
         }
     }
     if pins.len() > HANDLES_MAX {
-        return Err(Error::new(ErrorKind::Encode, format!("a message with {} tensors; at most {HANDLES_MAX} fit", pins.len())));
+        return Err(Error::new(
+            ErrorKind::Encode,
+            format!(
+                "a message with {} tensors; at most {HANDLES_MAX} fit",
+                pins.len()
+            ),
+        ));
     }
     if table.len() + body.len() <= INLINE {
         let mut bytes = [0; PAYLOAD_WORDS * 8];
@@ -251,7 +279,10 @@ fn finish(arena: &Arena, pins: SmallVec<[Pin; 4]>, table: &[u8], body: &[u8]) ->
         bytes[3] = body.len() as u8;
         bytes[4..4 + table.len()].copy_from_slice(table);
         bytes[4 + table.len()..4 + table.len() + body.len()].copy_from_slice(body);
-        return Ok(Outgoing { payload: words_of(&bytes), pins });
+        return Ok(Outgoing {
+            payload: words_of(&bytes),
+            pins,
+        });
     }
     let mut header = [0; 24];
     header[0..8].copy_from_slice(&(pins.len() as u64).to_le_bytes());
@@ -269,7 +300,10 @@ fn finish(arena: &Arena, pins: SmallVec<[Pin; 4]>, table: &[u8], body: &[u8]) ->
     payload[2] = held.generation;
     payload[3] = length as u64;
     let mut all = SmallVec::with_capacity(pins.len() + 1);
-    all.push(Pin { held, what: What::Spill });
+    all.push(Pin {
+        held,
+        what: What::Spill,
+    });
     all.extend(pins);
     Ok(Outgoing { payload, pins: all })
 }
@@ -289,7 +323,13 @@ impl Outgoing {
         let taken = entries
             .into_iter()
             .zip(pins)
-            .map(|(entry, pin)| Some(Arrived { held: pin.held, what: entry.what, extra: entry.extra }))
+            .map(|(entry, pin)| {
+                Some(Arrived {
+                    held: pin.held,
+                    what: entry.what,
+                    extra: entry.extra,
+                })
+            })
             .collect();
         decode_with(taken, &view.body)
     }
@@ -305,8 +345,14 @@ impl Outgoing {
                 "an exclusive tensor can go to one process only; `freeze()` it to send it to several",
             ));
         }
-        let mut pins: SmallVec<[Pin; 4]> =
-            self.pins.iter().map(|pin| Pin { held: pin.held.clone(), what: pin.what }).collect();
+        let mut pins: SmallVec<[Pin; 4]> = self
+            .pins
+            .iter()
+            .map(|pin| Pin {
+                held: pin.held.clone(),
+                what: pin.what,
+            })
+            .collect();
         let mut payload = self.payload;
         if let Some(first) = pins.first_mut()
             && first.what == What::Spill
@@ -364,7 +410,12 @@ pub(crate) struct Entry {
 }
 
 fn malformed(why: &str) -> Error {
-    Error::new(ErrorKind::Decode, format!("a message is malformed ({why}); a participant wrote where it must not, or its version differs"))
+    Error::new(
+        ErrorKind::Decode,
+        format!(
+            "a message is malformed ({why}); a participant wrote where it must not, or its version differs"
+        ),
+    )
 }
 
 fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; 4]>> {
@@ -374,18 +425,34 @@ fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; 4]>> {
     }
     let mut entries = SmallVec::with_capacity(count);
     for _ in 0..count {
-        let (fixed, rest) = bytes.split_first_chunk::<12>().ok_or_else(|| malformed("a handle is cut short"))?;
-        let what = What::from_code(fixed[0]).ok_or_else(|| malformed("a handle of unknown kind"))?;
-        let wide = |five: &[u8]| five.iter().rev().fold(0, |sum, &byte| (sum << 8) | u64::from(byte));
+        let (fixed, rest) = bytes
+            .split_first_chunk::<12>()
+            .ok_or_else(|| malformed("a handle is cut short"))?;
+        let what =
+            What::from_code(fixed[0]).ok_or_else(|| malformed("a handle of unknown kind"))?;
+        let wide = |five: &[u8]| {
+            five.iter()
+                .rev()
+                .fold(0, |sum, &byte| (sum << 8) | u64::from(byte))
+        };
         let extra = usize::from(fixed[11]);
         if extra > rest.len() {
             return Err(malformed("a handle is cut short"));
         }
         let (extra, rest) = rest.split_at(extra);
-        entries.push(Entry { what, line: wide(&fixed[1..6]), generation: wide(&fixed[6..11]), extra: extra.into() });
+        entries.push(Entry {
+            what,
+            line: wide(&fixed[1..6]),
+            generation: wide(&fixed[6..11]),
+            extra: extra.into(),
+        });
         bytes = rest;
     }
-    if bytes.is_empty() { Ok(entries) } else { Err(malformed("its table is longer than its handles")) }
+    if bytes.is_empty() {
+        Ok(entries)
+    } else {
+        Err(malformed("its table is longer than its handles"))
+    }
 }
 
 fn parse_inline(bytes: &[u8; PAYLOAD_WORDS * 8]) -> Result<(SmallVec<[Entry; 4]>, Body)> {
@@ -394,11 +461,16 @@ fn parse_inline(bytes: &[u8; PAYLOAD_WORDS * 8]) -> Result<(SmallVec<[Entry; 4]>
         return Err(malformed("its lengths do not fit its cell"));
     }
     let entries = parse_table(&bytes[4..4 + table], usize::from(bytes[1]))?;
-    Ok((entries, Body::from_slice(&bytes[4 + table..4 + table + body])))
+    Ok((
+        entries,
+        Body::from_slice(&bytes[4 + table..4 + table + body]),
+    ))
 }
 
 fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Body)> {
-    let (header, rest) = bytes.split_first_chunk::<24>().ok_or_else(|| malformed("its header is cut short"))?;
+    let (header, rest) = bytes
+        .split_first_chunk::<24>()
+        .ok_or_else(|| malformed("its header is cut short"))?;
     let field = |at: usize| {
         let mut word = [0; 8];
         word.copy_from_slice(&header[at..at + 8]);
@@ -425,10 +497,17 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
     let (entries, body) = match bytes[0] {
         FORM_INLINE => parse_inline(&bytes)?,
         FORM_SPILLED => {
-            let spill = Entry { what: What::Spill, line: payload[1], generation: payload[2], extra: SmallVec::new() };
+            let spill = Entry {
+                what: What::Spill,
+                line: payload[1],
+                generation: payload[2],
+                extra: SmallVec::new(),
+            };
             check(arena, &spill)?;
-            let length = usize::try_from(payload[3]).map_err(|_| malformed("a length is too large"))?;
-            let bytes = Storage::read_foreign(arena, spill.line, length).ok_or_else(|| malformed("it is longer than its block"))?;
+            let length =
+                usize::try_from(payload[3]).map_err(|_| malformed("a length is too large"))?;
+            let bytes = Storage::read_foreign(arena, spill.line, length)
+                .ok_or_else(|| malformed("it is longer than its block"))?;
             let (entries, body) = parse_spilled(&bytes)?;
             let mut all = SmallVec::with_capacity(entries.len() + 1);
             all.push(spill);
@@ -436,7 +515,12 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
             (all, body)
         }
         FORM_SLOT => {
-            let slot = Entry { what: What::Slot, line: payload[0] >> 8, generation: payload[1], extra: SmallVec::new() };
+            let slot = Entry {
+                what: What::Slot,
+                line: payload[0] >> 8,
+                generation: payload[1],
+                extra: SmallVec::new(),
+            };
             (SmallVec::from_iter([slot]), Body::new())
         }
         _ => return Err(malformed("it has an unknown form")),
@@ -444,7 +528,11 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
     for entry in &entries {
         check(arena, entry)?;
     }
-    Ok(Parsed { entries, body, payload: *payload })
+    Ok(Parsed {
+        entries,
+        body,
+        payload: *payload,
+    })
 }
 
 /// Checks that an entry names something that is there, in that generation, counted, and of that kind.
@@ -457,13 +545,22 @@ fn check(arena: &Arena, entry: &Entry) -> Result<()> {
     if !known {
         return Err(malformed("a handle points nowhere"));
     }
-    let word = Counted::from_word(segment.word(entry.line * LINE + counted::WORD).load(core::sync::atomic::Ordering::Acquire));
+    let word = Counted::from_word(
+        segment
+            .word(entry.line * LINE + counted::WORD)
+            .load(core::sync::atomic::Ordering::Acquire),
+    );
     if word.generation != entry.generation || word.count == 0 {
         return Err(held::stale(entry.line, entry.generation));
     }
-    let meta = segment.word(entry.line * LINE + counted::META).load(core::sync::atomic::Ordering::Acquire);
+    let meta = segment
+        .word(entry.line * LINE + counted::META)
+        .load(core::sync::atomic::Ordering::Acquire);
     if !entry.what.matches(meta) {
-        return Err(Error::wrong_mode("something else now", "what its handle says"));
+        return Err(Error::wrong_mode(
+            "something else now",
+            "what its handle says",
+        ));
     }
     Ok(())
 }
@@ -515,7 +612,11 @@ impl Incoming {
     /// # Errors
     /// `Decode` when the bytes are not what the type reads; everything the message held is released then.
     pub fn decode<T: DeserializeOwned>(mut self) -> Result<T> {
-        if self.entries.first().is_some_and(|entry| entry.as_ref().is_some_and(|entry| entry.what == What::Spill)) {
+        if self.entries.first().is_some_and(|entry| {
+            entry
+                .as_ref()
+                .is_some_and(|entry| entry.what == What::Spill)
+        }) {
             self.entries.remove(0);
         }
         let entries = std::mem::take(&mut self.entries);
@@ -535,12 +636,17 @@ fn decode_with<T: DeserializeOwned>(
     entries: SmallVec<[Option<Arrived>; 4]>,
     body: &[u8],
 ) -> Result<T> {
-    let guard = DecodeGuard(DECODING.replace(Some(DecodeScope { entries, error: None })));
+    let guard = DecodeGuard(DECODING.replace(Some(DecodeScope {
+        entries,
+        error: None,
+    })));
     let outcome = postcard::take_from_bytes::<T>(body);
     let scope = DECODING.take();
     drop(guard);
     let type_name = std::any::type_name::<T>();
-    let (left, error) = scope.map_or((0, None), |scope| (scope.entries.iter().flatten().count(), scope.error));
+    let (left, error) = scope.map_or((0, None), |scope| {
+        (scope.entries.iter().flatten().count(), scope.error)
+    });
     match outcome {
         Ok((value, [])) if left == 0 => Ok(value),
         Ok((_, rest)) => Err(Error::new(
@@ -564,7 +670,12 @@ fn decode_with<T: DeserializeOwned>(
 
 const OUTSIDE: &str = "a tensor, queue or event can be serialized only into a message (queue.put, spawn, a pool task); to write its values elsewhere, serialize `tensor.to_vec()`";
 
-fn serialize_handle<S: Serializer>(held: &Held, what: What, geometry: Option<&Geometry>, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_handle<S: Serializer>(
+    held: &Held,
+    what: What,
+    geometry: Option<&Geometry>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let index = ENCODING.with_borrow_mut(|scope| {
         let Some(scope) = scope else { return Err(OUTSIDE.to_owned()) };
         if !held.arena().same(&scope.arena) {
@@ -595,7 +706,10 @@ fn serialize_handle<S: Serializer>(held: &Held, what: What, geometry: Option<&Ge
     }
 }
 
-fn deserialize_handle<'de, D: Deserializer<'de>>(deserializer: D, wanted: &[What]) -> Result<Arrived, D::Error> {
+fn deserialize_handle<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    wanted: &[What],
+) -> Result<Arrived, D::Error> {
     // Asked first, so that JSON or a file gets the sentence and not "expected a number".
     let inside = DECODING.with_borrow(Option::is_some);
     if !inside {
@@ -655,15 +769,20 @@ pub(crate) fn serialize_tensor<S: Serializer>(
 }
 
 /// Takes a tensor out of the message that is being read. The geometry fits the storage.
-pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(Storage, Geometry), D::Error> {
-    let arrived = deserialize_handle(deserializer, &[What::Exclusive, What::Shared, What::Aliased])?;
+pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<(Storage, Geometry), D::Error> {
+    let arrived = deserialize_handle(
+        deserializer,
+        &[What::Exclusive, What::Shared, What::Aliased],
+    )?;
     let read = || {
         let (geometry, used) = Geometry::decode(&arrived.extra)?;
         if used != arrived.extra.len() {
             return Err(malformed("a geometry is longer than it says"));
         }
         let storage = Storage::over(arrived.held.clone())?;
-        geometry.check(storage.len())?;
+        // Placing it in the tensor checks it against the block.
         Ok((storage, geometry))
     };
     let read = read();
@@ -700,7 +819,9 @@ impl Serialize for End {
 
 impl<'de> Deserialize<'de> for End {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self { held: deserialize_handle(deserializer, &[What::End])?.held })
+        Ok(Self {
+            held: deserialize_handle(deserializer, &[What::End])?.held,
+        })
     }
 }
 
@@ -717,17 +838,35 @@ impl End {
     ///
     /// # Errors
     /// Outside a message, or when the entry is something else.
-    pub fn deserialize_exclusive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self { held: deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held })
+    pub fn deserialize_exclusive<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Self, D::Error> {
+        Ok(Self {
+            held: deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held,
+        })
     }
 }
 
 /// Serializes the memory of a ring's slots.
-pub(crate) fn serialize_slots<S: Serializer>(held: &Held, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn serialize_slots<S: Serializer>(
+    held: &Held,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serialize_handle(held, What::Slots, None, serializer)
 }
 
 /// Reads what [`serialize_slots`] wrote.
-pub(crate) fn deserialize_slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Held, D::Error> {
+pub(crate) fn deserialize_slots<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Held, D::Error> {
     Ok(deserialize_handle(deserializer, &[What::Slots])?.held)
+}
+
+/// A value sent to oneself, for tests of what is in messages.
+#[cfg(test)]
+pub(crate) fn send<T: Serialize, R: DeserializeOwned>(value: T) -> Result<R> {
+    let arena = Arena::current()?;
+    encode(&arena, value)
+        .map_err(|failed| failed.error)?
+        .decode()
 }

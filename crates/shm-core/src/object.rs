@@ -17,7 +17,6 @@ use crate::heap;
 use crate::held::{self, Held};
 use crate::lane::Lane;
 use crate::layout::{LINE, WORD, counted, object};
-use crate::lease::Kind as LeaseKind;
 use crate::line::{Counted, Mode, Tag};
 use crate::participant::table::{read_text, write_text};
 use crate::segment::Segment;
@@ -129,13 +128,21 @@ impl Object {
     /// # Errors
     /// What [`ErrorKind`] says of allocations; `Shape` for an array of no elements.
     #[track_caller]
-    pub fn create(arena: &Arena, kind: ObjectKind, arrays: [Array; 2], user_words: u64) -> Result<Self> {
+    pub fn create(
+        arena: &Arena,
+        kind: ObjectKind,
+        arrays: [Array; 2],
+        user_words: u64,
+    ) -> Result<Self> {
         let site = Location::caller();
         for array in arrays {
             if array != Array::None && array.code_and_count().1 == 0 {
                 return Err(Error::new(
                     ErrorKind::Shape,
-                    format!("a {} with room for 0 items was asked for; it needs room for at least 1", kind.name()),
+                    format!(
+                        "a {} with room for 0 items was asked for; it needs room for at least 1",
+                        kind.name()
+                    ),
                 ));
             }
         }
@@ -144,25 +151,39 @@ impl Object {
         let bytes = object::USER + user_bytes + lines * LINE;
         let held = Held::allocate(arena, bytes, Mode::Object)?;
         let segment = arena.segment();
-        let span = heap::locate(segment, held.line).ok_or_else(|| held::stale(held.line, held.generation))?;
+        let span = heap::locate(segment, held.line)
+            .ok_or_else(|| held::stale(held.line, held.generation))?;
         for word in 0..bytes / WORD {
-            segment.word(span.data + word * WORD).store(0, Ordering::Relaxed);
+            segment
+                .word(span.data + word * WORD)
+                .store(0, Ordering::Relaxed);
         }
-        segment.word(span.data + object::KIND).store(kind.code() | (user_words << 16), Ordering::Relaxed);
+        segment
+            .word(span.data + object::KIND)
+            .store(kind.code() | (user_words << 16), Ordering::Relaxed);
         let mut first = object::USER + user_bytes;
         for (index, array) in arrays.iter().enumerate() {
             let (code, count) = array.code_and_count();
             let descriptor = span.data + object::ARRAYS + index as u64 * object::ARRAY;
-            segment.word(descriptor).store(code | (count << 16), Ordering::Relaxed);
-            segment.word(descriptor + WORD).store(first, Ordering::Relaxed);
+            segment
+                .word(descriptor)
+                .store(code | (count << 16), Ordering::Relaxed);
+            segment
+                .word(descriptor + WORD)
+                .store(first, Ordering::Relaxed);
             first += count * LINE;
         }
         let text = format!("{}:{}", site.file(), site.line());
         write_text(segment, span.data + object::SITE, object::SITE_WORDS, &text);
         for end in 0..2 {
             let line = span.data + object::ENDS + end * LINE;
-            segment.word(line + counted::META).store(Tag::End.meta_in_object(held.line), Ordering::Relaxed);
-            segment.word(line).store(Counted::new(held.generation, 0).to_word(), Ordering::Relaxed);
+            segment
+                .word(line + counted::META)
+                .store(Tag::End.meta_in_object(held.line), Ordering::Relaxed);
+            segment.word(line).store(
+                Counted::new(held.generation, 0).to_word(),
+                Ordering::Relaxed,
+            );
         }
         let this = Self::over(held)?;
         for (index, placed) in this.arrays.iter().enumerate() {
@@ -172,7 +193,9 @@ impl Object {
                 Array::Slots { count } => {
                     for slot in 0..u64::from(count) {
                         let line = placed.first + slot * LINE;
-                        segment.word(line + counted::META).store(Tag::Slot.meta_in_object(this.held.line), Ordering::Relaxed);
+                        segment
+                            .word(line + counted::META)
+                            .store(Tag::Slot.meta_in_object(this.held.line), Ordering::Relaxed);
                     }
                 }
                 Array::None => {}
@@ -185,22 +208,38 @@ impl Object {
     pub(crate) fn over(held: Held) -> Result<Self> {
         let arena = held.arena().clone();
         let segment = arena.segment();
-        let meta = segment.word(held.line * LINE + counted::META).load(Ordering::Acquire);
-        let span = heap::locate(segment, held.line).ok_or_else(|| held::stale(held.line, held.generation))?;
+        let meta = segment
+            .word(held.line * LINE + counted::META)
+            .load(Ordering::Acquire);
+        let span = heap::locate(segment, held.line)
+            .ok_or_else(|| held::stale(held.line, held.generation))?;
         if Tag::from_meta(meta) != Some(Tag::Block) || Mode::from_meta(meta) != Some(Mode::Object) {
-            return Err(Error::wrong_mode("a block of data", "an object (queue, event, ring)"));
+            return Err(Error::wrong_mode(
+                "a block of data",
+                "an object (queue, event, ring)",
+            ));
         }
-        let damaged = || Error::new(ErrorKind::Layout, "an object's header does not add up; a participant wrote where it must not");
+        let damaged = || {
+            Error::new(
+                ErrorKind::Layout,
+                "an object's header does not add up; a participant wrote where it must not",
+            )
+        };
         if span.capacity < object::USER {
             return Err(damaged());
         }
-        let head = segment.word(span.data + object::KIND).load(Ordering::Acquire);
+        let head = segment
+            .word(span.data + object::KIND)
+            .load(Ordering::Acquire);
         let kind = ObjectKind::from_code(head & 0xffff).ok_or_else(damaged)?;
         let user_words = head >> 16;
         if user_words > (span.capacity - object::USER) / WORD {
             return Err(damaged());
         }
-        let mut arrays = [Placed { array: Array::None, first: 0 }; object::ARRAY_COUNT as usize];
+        let mut arrays = [Placed {
+            array: Array::None,
+            first: 0,
+        }; object::ARRAY_COUNT as usize];
         for (index, placed) in arrays.iter_mut().enumerate() {
             let descriptor = span.data + object::ARRAYS + index as u64 * object::ARRAY;
             let head = segment.word(descriptor).load(Ordering::Acquire);
@@ -215,13 +254,24 @@ impl Object {
             };
             let fits = first
                 .checked_add(u64::from(count) * LINE)
-                .is_some_and(|end| first >= object::USER + user_words * WORD && end <= span.capacity);
+                .is_some_and(|end| {
+                    first >= object::USER + user_words * WORD && end <= span.capacity
+                });
             if array != Array::None && (count == 0 || !fits || !first.is_multiple_of(LINE)) {
                 return Err(damaged());
             }
-            *placed = Placed { array, first: span.data.saturating_add(first) };
+            *placed = Placed {
+                array,
+                first: span.data.saturating_add(first),
+            };
         }
-        Ok(Self { held, kind, base: span.data, user_words, arrays })
+        Ok(Self {
+            held,
+            kind,
+            base: span.data,
+            user_words,
+            arrays,
+        })
     }
 
     /// The arena the object is in.
@@ -271,8 +321,14 @@ impl Object {
     /// When the object was not made with that many, as a slice does.
     #[must_use]
     pub fn word(&self, index: u64) -> &AtomicU64 {
-        assert!(index < self.user_words, "word {index} of an object with {}", self.user_words);
-        self.arena().segment().word(self.base + object::USER + index * WORD)
+        assert!(
+            index < self.user_words,
+            "word {index} of an object with {}",
+            self.user_words
+        );
+        self.arena()
+            .segment()
+            .word(self.base + object::USER + index * WORD)
     }
 
     /// Words that the owner crate has.
@@ -302,7 +358,9 @@ impl Object {
     /// What array `index` is, with its size.
     #[must_use]
     pub fn array(&self, index: usize) -> Array {
-        self.arrays.get(index).map_or(Array::None, |placed| placed.array)
+        self.arrays
+            .get(index)
+            .map_or(Array::None, |placed| placed.array)
     }
 
     pub(crate) fn placed(&self, index: usize) -> Option<Placed> {
@@ -315,8 +373,14 @@ impl Object {
     /// `WrongMode` when the array is something else.
     pub fn cells(&self, index: usize) -> Result<Cells<ArrayRef<'_>>> {
         match self.arrays.get(index) {
-            Some(&Placed { array: Array::Cells { capacity }, first }) => Ok(Cells(self.array_ref(index, capacity, first))),
-            _ => Err(Error::wrong_mode("an object without cells", "a queue with cells")),
+            Some(&Placed {
+                array: Array::Cells { capacity },
+                first,
+            }) => Ok(Cells(self.array_ref(index, capacity, first))),
+            _ => Err(Error::wrong_mode(
+                "an object without cells",
+                "a queue with cells",
+            )),
         }
     }
 
@@ -326,7 +390,10 @@ impl Object {
     /// `WrongMode` when the array is something else.
     pub fn lane(&self, index: usize) -> Result<Lane<ArrayRef<'_>>> {
         match self.arrays.get(index) {
-            Some(&Placed { array: Array::Lane { capacity }, first }) => Ok(Lane(self.array_ref(index, capacity, first))),
+            Some(&Placed {
+                array: Array::Lane { capacity },
+                first,
+            }) => Ok(Lane(self.array_ref(index, capacity, first))),
             _ => Err(Error::wrong_mode("an object without a lane", "a lane")),
         }
     }
@@ -335,7 +402,9 @@ impl Object {
         let segment = self.arena().segment();
         let tail = self.base + object::TAILS + 2 * index as u64 * LINE;
         ArrayRef {
-            words: segment.words_at(first, u64::from(capacity) * 8).unwrap_or(&[]),
+            words: segment
+                .words_at(first, u64::from(capacity) * 8)
+                .unwrap_or(&[]),
             tail: segment.word(tail),
             head: segment.word(tail + LINE),
             orphan_epoch: segment.word(self.base + object::ORPHAN_EPOCH),
@@ -360,7 +429,11 @@ impl Object {
         let held = match Held::acquire_free(self.arena(), line)? {
             Some(held) => held,
             None => {
-                let word = self.arena().segment().word(line * LINE).load(Ordering::Acquire);
+                let word = self
+                    .arena()
+                    .segment()
+                    .word(line * LINE)
+                    .load(Ordering::Acquire);
                 Held::open(self.arena(), line, Counted::from_word(word).generation)?
             }
         };
@@ -376,14 +449,22 @@ impl Object {
     /// How many processes and messages hold side `index`.
     #[must_use]
     pub fn end_count(&self, index: u64) -> u64 {
-        let word = self.arena().segment().word(self.end_line(index) * LINE).load(Ordering::Acquire);
+        let word = self
+            .arena()
+            .segment()
+            .word(self.end_line(index) * LINE)
+            .load(Ordering::Acquire);
         Counted::from_word(word).count
     }
 
     /// Where the object was made, as `file:line`.
     #[must_use]
     pub fn site(&self) -> String {
-        read_text(self.arena().segment(), self.base + object::SITE, object::SITE_WORDS)
+        read_text(
+            self.arena().segment(),
+            self.base + object::SITE,
+            object::SITE_WORDS,
+        )
     }
 
     pub(crate) fn header(&self, field: u64) -> &AtomicU64 {
@@ -403,7 +484,10 @@ impl Object {
 
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(self.kind.name()).field("made_at", &self.site()).field("arrays", &self.arrays.map(|placed| placed.array)).finish()
+        f.debug_struct(self.kind.name())
+            .field("made_at", &self.site())
+            .field("arrays", &self.arrays.map(|placed| placed.array))
+            .finish()
     }
 }
 
@@ -497,8 +581,12 @@ fn event_at(segment: &Segment, base: u64, index: u64) -> Event<'_, Shared> {
 /// Wakes everyone who waits for the object with this line; nothing if there is none any more.
 pub(crate) fn notify_all(arena: &Arena, line: u64) {
     let segment = arena.segment();
-    let Some(span) = heap::locate(segment, line) else { return };
-    let meta = segment.word(line * LINE + counted::META).load(Ordering::Acquire);
+    let Some(span) = heap::locate(segment, line) else {
+        return;
+    };
+    let meta = segment
+        .word(line * LINE + counted::META)
+        .load(Ordering::Acquire);
     if Mode::from_meta(meta) != Some(Mode::Object) || span.capacity < object::USER {
         return;
     }
@@ -516,7 +604,9 @@ fn borrowed(arena: &Arena, line: u64, generation: u64) -> Option<Object> {
 
 /// Releases what the messages in an object hold. Called by its last holder; safe to call again.
 pub(crate) fn empty(arena: &Arena, line: u64, generation: u64) {
-    let Some(object) = borrowed(arena, line, generation) else { return };
+    let Some(object) = borrowed(arena, line, generation) else {
+        return;
+    };
     for index in 0..object::ARRAY_COUNT as usize {
         object.drain(index);
     }
@@ -525,7 +615,9 @@ pub(crate) fn empty(arena: &Arena, line: u64, generation: u64) {
 /// Mends what a dead participant left in an object it held: its claims become void, its half-taken messages are
 /// handed back, whoever waits is woken to look again.
 pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: u32) {
-    let Some(object) = borrowed(arena, line, generation) else { return };
+    let Some(object) = borrowed(arena, line, generation) else {
+        return;
+    };
     object.set_bereaved(pid);
     for index in 0..object::ARRAY_COUNT as usize {
         if let Ok(cells) = object.cells(index) {
@@ -533,13 +625,4 @@ pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: 
         }
     }
     object.notify_all();
-}
-
-/// The kind of ticket that a reference through array `index` has on its way out and in.
-pub(crate) fn ticket_kinds(array: Array) -> Option<(LeaseKind, LeaseKind)> {
-    match array {
-        Array::Cells { .. } => Some((LeaseKind::Giving, LeaseKind::Recv)),
-        Array::Lane { .. } => Some((LeaseKind::GivingLane, LeaseKind::RecvLane)),
-        Array::None | Array::Slots { .. } => None,
-    }
 }

@@ -32,11 +32,24 @@ pub(crate) fn verdict(arena: &Arena, row: Row<'_>) -> Option<(Owner, RowState, V
     if state.life == Life::Joining {
         // Its identity may not be written yet. All that is known is its pid, if it is of our namespace; being
         // gone is then certain, and a reused pid leaves the row to a later look.
-        let gone = liveness::is_dead(state.pid, u64::MAX, liveness::own_namespace().unwrap_or(0), || None) == Verdict::Dead
-            && rustix::process::Pid::from_raw(state.pid as i32).is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
-        return Some((owner, state, if gone { Verdict::Dead } else { Verdict::Alive }));
+        let gone = liveness::is_dead(
+            state.pid,
+            u64::MAX,
+            liveness::own_namespace().unwrap_or(0),
+            || None,
+        ) == Verdict::Dead
+            && rustix::process::Pid::from_raw(state.pid as i32).is_some_and(|pid| {
+                rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
+            });
+        return Some((
+            owner,
+            state,
+            if gone { Verdict::Dead } else { Verdict::Alive },
+        ));
     }
-    let verdict = liveness::is_dead(state.pid, start_time, namespace, || arena.locks().is_held_elsewhere(owner.row).ok());
+    let verdict = liveness::is_dead(state.pid, start_time, namespace, || {
+        arena.locks().is_held_elsewhere(owner.row).ok()
+    });
     // The row may have changed hands while we looked.
     (row.occupant() == Some((owner, state))).then_some((owner, state, verdict))
 }
@@ -44,8 +57,12 @@ pub(crate) fn verdict(arena: &Arena, row: Row<'_>) -> Option<(Owner, RowState, V
 /// Reaps `dead`, which is known to be dead (or is this process, leaving). `false` if a live reaper is at it, or
 /// it is gone already.
 pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
-    let Some(row) = Row::get(arena.segment(), dead.row) else { return false };
-    let Some((occupant, state)) = row.occupant() else { return false };
+    let Some(row) = Row::get(arena.segment(), dead.row) else {
+        return false;
+    };
+    let Some((occupant, state)) = row.occupant() else {
+        return false;
+    };
     if occupant != dead || !become_reaper(arena, row) {
         return false;
     }
@@ -64,11 +81,24 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     crate::failpoint!("reap.dropped");
     heap::bury_chunks(arena.segment(), dead);
     if state.life == Life::Alive {
-        arena.segment().word(header::ALIVE).fetch_sub(1, Ordering::AcqRel);
+        arena
+            .segment()
+            .word(header::ALIVE)
+            .fetch_sub(1, Ordering::AcqRel);
     }
     // The row comes last: until now a killed reaper's successor finds it.
-    row.change(state, RowState { life: Life::Free, epoch: dead.epoch, pid: 0 });
-    arena.segment().word(header::MEMBERSHIP).fetch_add(1, Ordering::AcqRel);
+    row.change(
+        state,
+        RowState {
+            life: Life::Free,
+            epoch: dead.epoch,
+            pid: 0,
+        },
+    );
+    arena
+        .segment()
+        .word(header::MEMBERSHIP)
+        .fetch_add(1, Ordering::AcqRel);
     true
 }
 
@@ -79,7 +109,10 @@ fn become_reaper(arena: &Arena, row: Row<'_>) -> bool {
     loop {
         let seen = word.load(Ordering::Acquire);
         if seen != 0 && seen != me {
-            let other = Owner { row: (seen as u16).wrapping_sub(1), epoch: (seen >> 16) as u16 };
+            let other = Owner {
+                row: (seen as u16).wrapping_sub(1),
+                epoch: (seen >> 16) as u16,
+            };
             let alive = Row::get(arena.segment(), other.row)
                 .and_then(|row| verdict(arena, row))
                 .is_some_and(|(owner, _, verdict)| owner == other && verdict != Verdict::Dead);
@@ -88,7 +121,10 @@ fn become_reaper(arena: &Arena, row: Row<'_>) -> bool {
             }
         }
         // Threads of one process are kept apart by the arena's own lock, held by our caller.
-        if word.compare_exchange(seen, me, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        if word
+            .compare_exchange(seen, me, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+        {
             return true;
         }
     }
@@ -110,7 +146,10 @@ fn settle_tickets(arena: &Arena, dead: Owner) {
                 }
             };
             // A failed swap means that another reaper was here (and died): look again.
-            if entry.change(seen, seen.with(if counts { Kind::Held } else { Kind::Free })) {
+            if entry.change(
+                seen,
+                seen.with(if counts { Kind::Held } else { Kind::Free }),
+            ) {
                 break;
             }
         }
@@ -120,9 +159,14 @@ fn settle_tickets(arena: &Arena, dead: Owner) {
 /// The count of the entry's line, if the line is still in the entry's generation and counted.
 fn line_counted(segment: &Segment, entry: &EntryRef<'_>, line: u64) -> Option<u64> {
     let known = heap::locate(segment, line).is_some() || heap::in_object(segment, line);
-    let word = known.then(|| segment.word(line * LINE + counted::WORD).load(Ordering::Acquire))?;
+    let word = known.then(|| {
+        segment
+            .word(line * LINE + counted::WORD)
+            .load(Ordering::Acquire)
+    })?;
     let now = Counted::from_word(word);
-    (now.generation == entry.generation.load(Ordering::Relaxed) && now.count > 0).then_some(now.count)
+    (now.generation == entry.generation.load(Ordering::Relaxed) && now.count > 0)
+        .then_some(now.count)
 }
 
 /// Whether a reference with a ticket counts as its (dead) participant's.
@@ -167,7 +211,13 @@ fn mend_objects(arena: &Arena, dead: Owner, pid: u32) {
             continue;
         }
         if wave_of(arena.segment(), seen.line) == Some(Wave::Objects) {
-            object::mend(arena, seen.line, entry.generation.load(Ordering::Relaxed), dead, pid);
+            object::mend(
+                arena,
+                seen.line,
+                entry.generation.load(Ordering::Relaxed),
+                dead,
+                pid,
+            );
         }
     }
 }
@@ -181,7 +231,9 @@ enum Wave {
 
 fn wave_of(segment: &Segment, line: u64) -> Option<Wave> {
     if heap::locate(segment, line).is_some() {
-        let meta = segment.word(line * LINE + counted::META).load(Ordering::Acquire);
+        let meta = segment
+            .word(line * LINE + counted::META)
+            .load(Ordering::Acquire);
         return match (Tag::from_meta(meta), Mode::from_meta(meta)) {
             (Some(Tag::Block), Some(Mode::Object)) => Some(Wave::Objects),
             _ => Some(Wave::Blocks),
@@ -210,8 +262,14 @@ fn drop_held(arena: &Arena, dead: Owner, wave: Wave) {
                 Some(found) if found != wave => break,
                 Some(_) => {}
             }
-            let meta = segment.word(seen.line * LINE + counted::META).load(Ordering::Acquire);
-            let word = Counted::from_word(segment.word(seen.line * LINE + counted::WORD).load(Ordering::Acquire));
+            let meta = segment
+                .word(seen.line * LINE + counted::META)
+                .load(Ordering::Acquire);
+            let word = Counted::from_word(
+                segment
+                    .word(seen.line * LINE + counted::WORD)
+                    .load(Ordering::Acquire),
+            );
             if word.generation != generation {
                 entry.change(seen, free);
                 break;
@@ -254,7 +312,9 @@ fn subtract(arena: &Arena, line: u64, generation: u64) {
     // It has become the last one meanwhile: adopt it and drop it as the living do. Without a lease for it, it
     // leaks until the audit.
     if let Ok(lease) = arena.leases().reserve(arena.segment()) {
-        arena.leases().record(arena.segment(), lease, Kind::Held, line, generation);
+        arena
+            .leases()
+            .record(arena.segment(), lease, Kind::Held, line, generation);
         drop(Held::adopt(arena, lease, line, generation));
     }
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
@@ -49,20 +48,36 @@ impl Slots {
             return Err(Error::wrong_mode("an object without slots", "a ring"));
         };
         let stride = slot_bytes.max(1).checked_next_multiple_of(PAGE as usize);
-        let total = stride.and_then(|stride| stride.checked_mul(count as usize)).ok_or_else(|| {
-            Error::new(ErrorKind::Shape, format!("{count} slots of {slot_bytes} bytes are more than there are addresses"))
-        })?;
+        let total = stride
+            .and_then(|stride| stride.checked_mul(count as usize))
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Shape,
+                    format!(
+                        "{count} slots of {slot_bytes} bytes are more than there are addresses"
+                    ),
+                )
+            })?;
         let memory = Storage::allocate(object.arena(), total, Mode::Slots)?;
         Self::over(object.clone(), array, memory)
     }
 
     fn over(object: Object, array: usize, memory: Storage) -> Result<Self> {
         let placed = object.placed(array);
-        let Some((Array::Slots { count }, first)) = placed.map(|placed| (placed.array, placed.first)) else {
+        let Some((Array::Slots { count }, first)) =
+            placed.map(|placed| (placed.array, placed.first))
+        else {
             return Err(Error::wrong_mode("an object without slots", "a ring"));
         };
         let slot_bytes = memory.len() / (count as usize).max(1);
-        Ok(Self(Arc::new(Inner { memory, object, array, count, first, slot_bytes })))
+        Ok(Self(Arc::new(Inner {
+            memory,
+            object,
+            array,
+            count,
+            first,
+            slot_bytes,
+        })))
     }
 
     /// The object whose slots these are.
@@ -109,7 +124,11 @@ impl Slots {
             let line = self.0.first / LINE + u64::from(slot);
             if let Some(held) = Held::acquire_free(self.object().arena(), line)? {
                 crate::failpoint!("slot.loaned");
-                return Ok(Some(Loan { held, slot, slots: self.clone() }));
+                return Ok(Some(Loan {
+                    held,
+                    slot,
+                    slots: self.clone(),
+                }));
             }
         }
         Ok(None)
@@ -121,7 +140,9 @@ impl Slots {
         let segment = self.object().arena().segment();
         (0..u64::from(self.0.count))
             .filter(|slot| {
-                let word = segment.word(self.0.first + slot * LINE).load(Ordering::Relaxed);
+                let word = segment
+                    .word(self.0.first + slot * LINE)
+                    .load(Ordering::Relaxed);
                 crate::line::Counted::from_word(word).count > 0
             })
             .count() as u32
@@ -132,23 +153,52 @@ impl Slots {
     /// # Errors
     /// `Decode` when the message names no slot of this ring.
     pub fn borrow(&self, mut incoming: message::Incoming) -> Result<Borrow> {
-        let malformed = || Error::new(ErrorKind::Decode, "a ring's message names no slot of that ring; a participant wrote where it must not");
-        let arrived = incoming.entries.pop().flatten().filter(|arrived| arrived.what == What::Slot).ok_or_else(malformed)?;
-        let slot = arrived.held.line.checked_sub(self.0.first / LINE).and_then(|slot| u32::try_from(slot).ok());
-        let slot = slot.filter(|&slot| slot < self.0.count).ok_or_else(malformed)?;
+        let malformed = || {
+            Error::new(
+                ErrorKind::Decode,
+                "a ring's message names no slot of that ring; a participant wrote where it must not",
+            )
+        };
+        let arrived = incoming
+            .entries
+            .pop()
+            .flatten()
+            .filter(|arrived| arrived.what == What::Slot)
+            .ok_or_else(malformed)?;
+        let slot = arrived
+            .held
+            .line
+            .checked_sub(self.0.first / LINE)
+            .and_then(|slot| u32::try_from(slot).ok());
+        let slot = slot
+            .filter(|&slot| slot < self.0.count)
+            .ok_or_else(malformed)?;
         let mut meta = [0; META_WORDS];
         meta.copy_from_slice(&incoming.payload[2..]);
         crate::failpoint!("slot.borrowed");
-        Ok(Borrow { held: arrived.held, slot, meta, slots: self.clone() })
+        Ok(Borrow {
+            held: arrived.held,
+            slot,
+            meta,
+            slots: self.clone(),
+        })
     }
 
     /// The address of a range of one slot. In bounds, so that each caller's proof is about aliasing only.
     fn range<T: Element>(&self, slot: u32, offset: usize, len: usize) -> Result<*mut T> {
-        let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset));
-        if bytes.is_none_or(|end| end > self.0.slot_bytes) || !offset.is_multiple_of(align_of::<T>()) {
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .and_then(|bytes| bytes.checked_add(offset));
+        if bytes.is_none_or(|end| end > self.0.slot_bytes)
+            || !offset.is_multiple_of(align_of::<T>())
+        {
             return Err(Error::new(
                 ErrorKind::Shape,
-                format!("{len} elements of {} bytes at byte {offset} do not fit a slot of {} bytes, or are misaligned", size_of::<T>(), self.0.slot_bytes),
+                format!(
+                    "{len} elements of {} bytes at byte {offset} do not fit a slot of {} bytes, or are misaligned",
+                    size_of::<T>(),
+                    self.0.slot_bytes
+                ),
             ));
         }
         let start = slot as usize * self.0.slot_bytes + offset;
@@ -159,7 +209,10 @@ impl Slots {
 
 impl fmt::Debug for Slots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slots").field("count", &self.0.count).field("slot_bytes", &self.0.slot_bytes).finish()
+        f.debug_struct("Slots")
+            .field("count", &self.0.count)
+            .field("slot_bytes", &self.0.slot_bytes)
+            .finish()
     }
 }
 
@@ -171,7 +224,12 @@ impl Serialize for Slots {
                 message::serialize_slots(self.0, serializer)
             }
         }
-        (Memory(self.0.memory.held()), &self.0.object, self.0.array as u32).serialize(serializer)
+        (
+            Memory(self.0.memory.held()),
+            &self.0.object,
+            self.0.array as u32,
+        )
+            .serialize(serializer)
     }
 }
 
@@ -229,12 +287,20 @@ impl Loan {
     ///
     /// # Errors
     /// `Shape` when a range does not fit, or two overlap.
-    pub fn split_mut<const N: usize>(&mut self, ranges: [(usize, usize); N]) -> Result<[&mut [u8]; N]> {
+    pub fn split_mut<const N: usize>(
+        &mut self,
+        ranges: [(usize, usize); N],
+    ) -> Result<[&mut [u8]; N]> {
         let whole = self.slots.slot_bytes();
         let bytes = self.slice_mut::<u8>(0, whole)?;
         bytes
             .get_disjoint_mut(ranges.map(|(offset, len)| offset..offset.saturating_add(len)))
-            .map_err(|error| Error::new(ErrorKind::Shape, format!("ranges {ranges:?} of a slot of {whole} bytes: {error}")))
+            .map_err(|error| {
+                Error::new(
+                    ErrorKind::Shape,
+                    format!("ranges {ranges:?} of a slot of {whole} bytes: {error}"),
+                )
+            })
     }
 
     /// Makes the message that hands the slot over, with these words beside it.
@@ -244,15 +310,30 @@ impl Loan {
         payload[0] = u64::from(FORM_SLOT) | (self.held.line << 8);
         payload[1] = self.held.generation;
         payload[2..].copy_from_slice(&meta);
-        Outgoing { payload, pins: smallvec::SmallVec::from_iter([Pin { held: self.held, what: What::Slot }]) }
+        Outgoing {
+            payload,
+            pins: smallvec::SmallVec::from_iter([Pin {
+                held: self.held,
+                what: What::Slot,
+            }]),
+        }
     }
 
     /// The loan back out of a message that was not sent.
     #[must_use]
     pub fn from_message(message: Outgoing, slots: &Slots) -> Option<Self> {
-        let held = message.pins.into_iter().next().filter(|pin| pin.what == What::Slot)?.held;
+        let held = message
+            .pins
+            .into_iter()
+            .next()
+            .filter(|pin| pin.what == What::Slot)?
+            .held;
         let slot = u32::try_from(held.line.checked_sub(slots.0.first / LINE)?).ok()?;
-        (slot < slots.count()).then(|| Self { held, slot, slots: slots.clone() })
+        (slot < slots.count()).then(|| Self {
+            held,
+            slot,
+            slots: slots.clone(),
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use crate::arena::Arena;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::heap;
 use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
@@ -35,7 +35,8 @@ impl Storage {
     /// The block behind a held reference. Where it lies follows from its chunk; its length is checked against it.
     pub(crate) fn over(held: Held) -> Result<Self> {
         let segment = held.arena().segment();
-        let (data, len) = range(segment, held.line).ok_or_else(|| held::stale(held.line, held.generation))?;
+        let (data, len) =
+            range(segment, held.line).ok_or_else(|| held::stale(held.line, held.generation))?;
         Ok(Self { data, len, held })
     }
 
@@ -61,7 +62,9 @@ impl Storage {
     }
 
     fn meta(&self) -> &core::sync::atomic::AtomicU64 {
-        self.arena().segment().word(self.held.line * LINE + counted::META)
+        self.arena()
+            .segment()
+            .word(self.held.line * LINE + counted::META)
     }
 
     /// Who may touch the block.
@@ -71,7 +74,8 @@ impl Storage {
 
     /// The sole holder changes who may touch the block.
     pub(crate) fn set_mode(&self, mode: Mode) {
-        self.meta().store(Tag::meta_of_block(mode), Ordering::Release);
+        self.meta()
+            .store(Tag::meta_of_block(mode), Ordering::Release);
     }
 
     /// Makes the block read-only for good. Called by its one holder.
@@ -100,7 +104,12 @@ impl Storage {
 
     /// Writes into a block that is not shared yet.
     pub(crate) fn write_bytes(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len, "{} bytes at {at} of a block of {}", bytes.len(), self.len);
+        assert!(
+            at + bytes.len() <= self.len,
+            "{} bytes at {at} of a block of {}",
+            bytes.len(),
+            self.len
+        );
         // SAFETY: the range lies in the block, as just checked, and in bounds of the mapping.
         let target = unsafe { self.data.as_ptr().add(at) };
         // SAFETY: the block is a message block that only its maker knows until it is sent, so nobody reads or writes
@@ -110,7 +119,11 @@ impl Storage {
 
     /// Copies bytes out of a message block.
     pub(crate) fn read_bytes(&self, at: usize, len: usize) -> Vec<u8> {
-        assert!(at + len <= self.len, "{len} bytes at {at} of a block of {}", self.len);
+        assert!(
+            at + len <= self.len,
+            "{len} bytes at {at} of a block of {}",
+            self.len
+        );
         // SAFETY: the range lies in the block, as just checked.
         let start = unsafe { self.data.add(at) };
         copy_out(start, len)
@@ -126,11 +139,16 @@ impl Storage {
 /// Where the block of a line lies, and how many bytes it has; `None` unless that adds up.
 fn range(segment: &Segment, line: u64) -> Option<(NonNull<u8>, usize)> {
     let span = heap::locate(segment, line)?;
-    let length = segment.word(line * LINE + counted::LENGTH).load(Ordering::Acquire);
+    let length = segment
+        .word(line * LINE + counted::LENGTH)
+        .load(Ordering::Acquire);
     if length > span.capacity {
         return None;
     }
-    Some((segment.bytes_at(span.data, length)?, usize::try_from(length).ok()?))
+    Some((
+        segment.bytes_at(span.data, length)?,
+        usize::try_from(length).ok()?,
+    ))
 }
 
 fn copy_out(start: NonNull<u8>, len: usize) -> Vec<u8> {
@@ -142,12 +160,4 @@ fn copy_out(start: NonNull<u8>, len: usize) -> Vec<u8> {
     // SAFETY: the copy initialised them.
     unsafe { bytes.set_len(len) };
     bytes
-}
-
-/// An error for a block that is in another mode than a tensor needs.
-pub(crate) fn unexpected(found: Mode, wanted: Mode) -> Error {
-    Error::new(
-        ErrorKind::WrongMode { found: found.name(), wanted: wanted.name() },
-        format!("the block is {}, but it would have to be {}", found.name(), wanted.name()),
-    )
 }

@@ -42,7 +42,10 @@ pub enum Get {
 }
 
 fn damaged() -> Error {
-    Error::new(ErrorKind::Layout, "the cells of a queue contradict each other; a participant wrote where it must not")
+    Error::new(
+        ErrorKind::Layout,
+        "the cells of a queue contradict each other; a participant wrote where it must not",
+    )
 }
 
 /// Lease entries for a message's references, made ready before anything is claimed.
@@ -86,7 +89,12 @@ impl Departure {
                     return Err(error);
                 }
             }
-            arena.leases().record_ticket(segment, lease, (kind, pin.held.line, pin.held.generation), ticket);
+            arena.leases().record_ticket(
+                segment,
+                lease,
+                (kind, pin.held.line, pin.held.generation),
+                ticket,
+            );
         }
         Ok(())
     }
@@ -162,7 +170,10 @@ impl Object {
         crate::failpoint!("put.claimed");
         cells.write(pos, &message.payload);
         crate::failpoint!("put.written");
-        let ticket = Ticket { cell: cell_offset(&cells.0, pos), position: pos };
+        let ticket = Ticket {
+            cell: cell_offset(&cells.0, pos),
+            position: pos,
+        };
         if let Err(error) = departure.give(self, &message.pins, Kind::Giving, ticket) {
             cells.abandon(pos);
             departure.cancel(self);
@@ -187,7 +198,10 @@ impl Object {
         let departure = Departure::prepare(self, &message.pins)?;
         lane.write(pos, &message.payload);
         crate::failpoint!("lane.put.written");
-        let ticket = Ticket { cell: cell_offset(&lane.0, pos), position: pos };
+        let ticket = Ticket {
+            cell: cell_offset(&lane.0, pos),
+            position: pos,
+        };
         if let Err(error) = departure.give(self, &message.pins, Kind::GivingLane, ticket) {
             departure.cancel(self);
             return Err(error);
@@ -233,7 +247,10 @@ impl Object {
                 return Err(error);
             }
         };
-        let ticket = Ticket { cell: cell_offset(&cells.0, pos), position: pos };
+        let ticket = Ticket {
+            cell: cell_offset(&cells.0, pos),
+            position: pos,
+        };
         let leases = match self.receive(&parsed, Kind::Recv, ticket) {
             Ok(leases) => leases,
             Err(error) => {
@@ -265,7 +282,10 @@ impl Object {
                 return Err(error);
             }
         };
-        let ticket = Ticket { cell: cell_offset(&lane.0, pos), position: pos };
+        let ticket = Ticket {
+            cell: cell_offset(&lane.0, pos),
+            position: pos,
+        };
         let leases = self.receive(&parsed, Kind::RecvLane, ticket)?;
         crate::failpoint!("lane.get.recorded");
         lane.release(pos);
@@ -274,13 +294,23 @@ impl Object {
     }
 
     /// Records that the references of a message come in with the ticket's cell; they count once it is released.
-    fn receive(&self, parsed: &Parsed, kind: Kind, ticket: Ticket) -> Result<smallvec::SmallVec<[u32; 4]>> {
+    fn receive(
+        &self,
+        parsed: &Parsed,
+        kind: Kind,
+        ticket: Ticket,
+    ) -> Result<smallvec::SmallVec<[u32; 4]>> {
         let arena = self.arena();
         let mut leases = smallvec::SmallVec::<[u32; 4]>::new();
         for entry in &parsed.entries {
             match arena.leases().reserve(arena.segment()) {
                 Ok(lease) => {
-                    arena.leases().record_ticket(arena.segment(), lease, (kind, entry.line, entry.generation), ticket);
+                    arena.leases().record_ticket(
+                        arena.segment(),
+                        lease,
+                        (kind, entry.line, entry.generation),
+                        ticket,
+                    );
                     leases.push(lease);
                 }
                 Err(error) => {
@@ -305,10 +335,18 @@ impl Object {
             .map(|(entry, lease)| {
                 arena.leases().set(arena.segment(), lease, Kind::Held);
                 let held = Held::adopt(arena, lease, entry.line, entry.generation);
-                Some(Arrived { held, what: entry.what, extra: entry.extra })
+                Some(Arrived {
+                    held,
+                    what: entry.what,
+                    extra: entry.extra,
+                })
             })
             .collect();
-        Incoming { entries, body: parsed.body, payload: parsed.payload }
+        Incoming {
+            entries,
+            body: parsed.body,
+            payload: parsed.payload,
+        }
     }
 
     /// Takes every message out of array `index` and releases what it holds. For the last holder of an object.
@@ -323,7 +361,9 @@ impl Object {
             match self.try_get(index, &mut seen) {
                 Ok(Get::Message(message, _)) => drop(message),
                 Ok(_) => break,
-                Err(error) => tracing::warn!(%error, "a message of a dropped queue could not be released"),
+                Err(error) => {
+                    tracing::warn!(%error, "a message of a dropped queue could not be released")
+                }
             }
         }
     }
@@ -333,4 +373,3 @@ impl Object {
 pub(crate) fn cell_offset(array: &crate::object::ArrayRef<'_>, pos: u64) -> u64 {
     array.first + pos % array.capacity() * LINE
 }
-

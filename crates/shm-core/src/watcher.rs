@@ -18,7 +18,10 @@ use crate::participant::table::rows;
 use crate::reap;
 
 /// How long it takes at most to notice a new participant, or the death of one without a pidfd.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 500_000_000,
+};
 
 /// Ends the thread when it is dropped.
 #[derive(Debug)]
@@ -59,7 +62,11 @@ fn watch(inner: &Weak<Inner>, stop: &OwnedFd) {
             // Dropping what may be the last reference here would join nothing: the watcher only gets a signal.
         }
         let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(stop, PollFlags::IN)];
-        fds.extend(pidfds.values().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)));
+        fds.extend(
+            pidfds
+                .values()
+                .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)),
+        );
         let _ = poll(&mut fds, Some(&LOOK));
         if !fds[0].revents().is_empty() {
             return;
@@ -71,7 +78,9 @@ fn watch(inner: &Weak<Inner>, stop: &OwnedFd) {
 fn look(arena: &Arena, pidfds: &mut HashMap<Owner, OwnedFd>) {
     let mut present = Vec::new();
     for row in rows(arena.segment()) {
-        let Some((owner, state, verdict)) = reap::verdict(arena, row) else { continue };
+        let Some((owner, state, verdict)) = reap::verdict(arena, row) else {
+            continue;
+        };
         if owner == arena.me() {
             continue;
         }

@@ -43,8 +43,10 @@ impl Recorder<'_> {
     /// Notes that the process is about to park on the object at `offset`; 0 says that it no longer waits.
     pub(crate) fn set_waiting(&self, offset: u64) {
         if let Some(row) = self.row() {
-            row.word(row::WAITING_SINCE).store(now_ns(), Ordering::Relaxed);
-            row.word(row::WAITING_FOR).store(offset / LINE, Ordering::Relaxed);
+            row.word(row::WAITING_SINCE)
+                .store(now_ns(), Ordering::Relaxed);
+            row.word(row::WAITING_FOR)
+                .store(offset / LINE, Ordering::Relaxed);
         }
     }
 }
@@ -79,6 +81,7 @@ pub(crate) fn read(arena: &Arena, owner: Owner) -> Option<Record> {
         name: row.read_text(row::NAME, row::NAME_WORDS),
         task: row.read_text(row::TASK, row::TASK_WORDS),
         panic: (!panic.is_empty()).then_some(panic),
-        waiting_ns: waits.then(|| now_ns().saturating_sub(row.word(row::WAITING_SINCE).load(Ordering::Relaxed))),
+        waiting_ns: waits
+            .then(|| now_ns().saturating_sub(row.word(row::WAITING_SINCE).load(Ordering::Relaxed))),
     })
 }

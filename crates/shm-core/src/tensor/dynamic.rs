@@ -2,8 +2,8 @@
 
 use crate::arena::Arena;
 use crate::error::{Error, Result};
+use crate::line::Mode;
 use crate::message;
-use crate::storage::Mode;
 use crate::tensor::dtype::Dtype;
 use crate::tensor::element::Element;
 use crate::tensor::exclusive::Tensor;

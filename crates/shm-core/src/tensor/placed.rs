@@ -16,7 +16,8 @@
 
 use crate::arena::Arena;
 use crate::error::{Error, Result};
-use crate::storage::{Mode, Storage};
+use crate::line::Mode;
+use crate::storage::Storage;
 use crate::tensor::dtype::Dtype;
 use crate::tensor::element::Element;
 use crate::tensor::geometry::Geometry;
@@ -311,7 +312,7 @@ fn expect(expected: Dtype, found: Dtype) -> Result<()> {
     if expected == found {
         Ok(())
     } else {
-        Err(Error::dtype(expected, found))
+        Err(Error::dtype(found.name(), expected.name()))
     }
 }
 
