@@ -81,8 +81,9 @@ impl SystemLimits {
                 .as_ref()
                 .map(|(limit, usage)| (limit, usage));
             for (limit_file, usage_file) in [Some(plain), with_swap].into_iter().flatten() {
+                // The kernel keeps the limit with swap at or above the one without, so where that is none, both are.
                 let Some(limit) = read_amount(limit_file)? else {
-                    continue;
+                    break;
                 };
                 let Some(usage) = read_amount(usage_file)? else {
                     continue;
