@@ -355,6 +355,11 @@ impl Arena {
     }
 }
 
+// A panic between two steps is no worse than a kill there, which every structure in the arena survives; the locks of
+// this process do not poison.
+impl std::panic::UnwindSafe for Arena {}
+impl std::panic::RefUnwindSafe for Arena {}
+
 impl AsFd for Arena {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.segment.as_fd()

@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn what_cannot_be_made_is_an_error_with_the_numbers() {
         let error = Tensor::from_slice([2, 3], &[1, 2, 3]).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Shape);
+        assert_eq!(error.kind(), &ErrorKind::Shape);
         let text = error.to_string();
         assert!(
             text.contains("[2, 3]") && text.contains('6') && text.contains('3'),
