@@ -1,1 +1,3 @@
 //! mp-queue.
+
+#![forbid(unsafe_code)]
