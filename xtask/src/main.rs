@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod bench;
 mod ci;
 mod help;
 mod loom;
@@ -39,6 +40,11 @@ enum Command {
     Tidy,
     #[command(about = help::first_sentence(include_str!("loom.rs")), long_about = help::whole(include_str!("loom.rs")))]
     Loom,
+    #[command(about = help::first_sentence(include_str!("bench/mod.rs")), long_about = help::whole(include_str!("bench/mod.rs")))]
+    Bench(bench::Args),
+    /// One of the two processes that `bench` measures; not for people.
+    #[command(hide = true)]
+    BenchEnd(bench::EndArgs),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +53,8 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Tidy => tidy::run(),
         Command::Loom => loom::run(),
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchEnd(args) => bench::run_end(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

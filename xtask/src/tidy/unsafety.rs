@@ -7,7 +7,10 @@ use super::tree::Tree;
 use super::{Problem, source};
 
 /// The files that may hold `unsafe`, and what for. A file that no longer does has to leave the list.
-const ALLOWED: [(&str, &str); 0] = [];
+const ALLOWED: [(&str, &str); 1] = [(
+    "xtask/src/bench/mapping.rs",
+    "maps the words of the floors, which must not depend on what is measured",
+)];
 
 /// The roots of the crates that refuse `unsafe`.
 const REFUSING: [&str; 4] = [
