@@ -1,1 +1,3 @@
 //! pipeline.
+
+#![forbid(unsafe_code)]
