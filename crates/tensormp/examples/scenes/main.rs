@@ -69,7 +69,7 @@ fn run(options: &Options) -> Result<()> {
     let format = header.format;
     let (name, workers, slots) = (input.name(), options.workers, options.slots);
     report.heading(&format!(
-        "{name}, {}×{}: {workers} workers, {slots} slots",
+        "{name}, {}×{}; features workers: {workers}, slots: {slots}",
         format.width, format.height
     ))?;
     if let Input::Clip { .. } = input {

@@ -108,6 +108,11 @@ fn size(text: &str) -> Result<(usize, usize), String> {
     if width == 0 || height == 0 {
         return Err(format!("frames of {width}×{height} have no pixels"));
     }
+    if width < 32 || height < 18 {
+        return Err(format!(
+            "frames of {width}×{height} are too small to show the clip: give at least 32×18"
+        ));
+    }
     if width > 16384 || height > 16384 {
         return Err(format!(
             "frames of {width}×{height} are too large: the limit is 16384×16384"
@@ -184,13 +189,14 @@ mod tests {
             (["--workers", "0"], "nobody computes features"),
             (["--workers", "65"], "64"),
             (["--size", "0x9"], "no pixels"),
+            (["--size", "31x18"], "too small"),
             (["--size", "320"], "WIDTHxHEIGHT"),
-            (["--size", "99999x1"], "too large"),
+            (["--size", "99999x99"], "too large"),
         ] {
             let refusal = parsed(&arguments).expect_err(reason);
             assert!(refusal.contains(reason), "{refusal}");
         }
-        assert!(parsed(&["a.y4m", "--size", "16x9"]).is_err());
+        assert!(parsed(&["a.y4m", "--size", "32x18"]).is_err());
         assert_eq!(
             parsed(&["--slots", "2", "--workers", "1"]).unwrap().slots,
             2

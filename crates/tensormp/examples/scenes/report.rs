@@ -41,7 +41,7 @@ impl<W: Write> Report<W> {
             return self.json_line(&Summary::of(runs));
         }
         let frames = runs.first().map_or(0, |run| run.frames);
-        self.line(&format!("{cuts} cuts in {frames} frames\n"))?;
+        self.line(&format!("cuts: {cuts}, frames: {frames}\n"))?;
         self.line(table(runs).trim_end())
     }
 
@@ -95,7 +95,7 @@ mod tests {
         let text = printed(false);
         assert!(
             text.starts_with(
-                "heading\ncut at frame     30      1.200 s  score 0.50\n1 cuts in 0 frames\n"
+                "heading\ncut at frame     30      1.200 s  score 0.50\ncuts: 1, frames: 0\n"
             ),
             "{text}"
         );

