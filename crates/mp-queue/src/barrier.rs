@@ -45,7 +45,7 @@ impl Barrier {
     /// # Errors
     /// `PeerFailed` when a process of the context that this barrier was handed to failed.
     pub fn wait(&self) -> Result<bool> {
-        self.wait_until(Deadline::NEVER)
+        self.wait_until(Deadline::Never)
     }
 
     /// Waits so long until all have arrived. Whoever gives up counts as arrived all the same.

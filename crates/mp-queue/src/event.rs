@@ -72,7 +72,7 @@ impl Event {
     /// # Errors
     /// `PeerFailed` when a process of the context that this event was handed to failed.
     pub fn wait(&self) -> Result<()> {
-        self.wait_until(Deadline::NEVER)
+        self.wait_until(Deadline::Never)
     }
 
     /// Waits so long for the flag to be set.

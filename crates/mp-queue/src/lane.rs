@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
-use shm_core::object::{Array, End, Object};
+use shm_core::object::{Array, End, Object, ObjectKind};
 
-use crate::core::{CONSUMERS, Channel, PRODUCERS};
+use crate::channel::{CONSUMERS, Channel, PRODUCERS};
 use crate::error::{PutError, Result};
 use crate::queue::{cells, checked};
 use crate::wait::{Deadline, WaitPolicy};
@@ -38,9 +38,13 @@ pub fn pair<T>(capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>)> {
 pub fn pair_in<T>(arena: &Arena, capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>)> {
     let channel = Channel::create(
         arena,
-        Array::Lane {
-            capacity: cells(capacity)?,
-        },
+        ObjectKind::Queue,
+        [
+            Array::Lane {
+                capacity: cells(capacity)?,
+            },
+            Array::None,
+        ],
     )?;
     let sender = LaneSender {
         end: channel.object.end(PRODUCERS)?,
@@ -77,7 +81,7 @@ impl<T: Serialize + DeserializeOwned> LaneSender<T> {
     /// # Errors
     /// As there.
     pub fn put(&mut self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, Some(Deadline::NEVER))
+        self.channel.put(value, Deadline::Never)
     }
 
     /// As [`Sender::try_put`](crate::Sender::try_put).
@@ -85,7 +89,7 @@ impl<T: Serialize + DeserializeOwned> LaneSender<T> {
     /// # Errors
     /// As there.
     pub fn try_put(&mut self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, None)
+        self.channel.put(value, Deadline::Now)
     }
 
     /// As [`Sender::put_timeout`](crate::Sender::put_timeout).
@@ -93,7 +97,7 @@ impl<T: Serialize + DeserializeOwned> LaneSender<T> {
     /// # Errors
     /// As there.
     pub fn put_timeout(&mut self, value: T, timeout: Duration) -> Result<(), PutError<T>> {
-        self.channel.put(value, Some(Deadline::after(timeout)))
+        self.channel.put(value, Deadline::after(timeout))
     }
 }
 
@@ -105,7 +109,7 @@ impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
     pub fn get(&mut self) -> Result<T> {
         Ok(self
             .channel
-            .get_encoded(&mut 0, Some(Deadline::NEVER))?
+            .get_encoded(&mut 0, Deadline::Never)?
             .decode()?)
     }
 
@@ -114,7 +118,7 @@ impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
     /// # Errors
     /// As there.
     pub fn try_get(&mut self) -> Result<T> {
-        Ok(self.channel.get_encoded(&mut 0, None)?.decode()?)
+        Ok(self.channel.get_encoded(&mut 0, Deadline::Now)?.decode()?)
     }
 
     /// As [`Receiver::get_timeout`](crate::Receiver::get_timeout).
@@ -124,7 +128,7 @@ impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
     pub fn get_timeout(&mut self, timeout: Duration) -> Result<T> {
         Ok(self
             .channel
-            .get_encoded(&mut 0, Some(Deadline::after(timeout)))?
+            .get_encoded(&mut 0, Deadline::after(timeout))?
             .decode()?)
     }
 }

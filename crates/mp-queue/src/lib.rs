@@ -21,7 +21,7 @@
 #![deny(unsafe_code)]
 
 mod barrier;
-mod core;
+pub mod channel;
 mod error;
 mod event;
 mod lane;
@@ -33,4 +33,4 @@ pub use error::{Error, ErrorKind, PutError, Result};
 pub use event::Event;
 pub use lane::{LaneReceiver, LaneSender, pair, pair_in};
 pub use queue::{Iter, Queue, Receiver, Sender};
-pub use wait::WaitPolicy;
+pub use wait::{Deadline, WaitPolicy};

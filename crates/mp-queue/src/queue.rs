@@ -10,7 +10,7 @@ use shm_core::arena::Arena;
 use shm_core::error::ErrorKind as ArenaErrorKind;
 use shm_core::object::{Array, End, Object, ObjectKind};
 
-use crate::core::{CONSUMERS, Channel, PRODUCERS};
+use crate::channel::{CONSUMERS, Channel, PRODUCERS};
 use crate::error::{PutError, Result};
 use crate::wait::{Deadline, WaitPolicy};
 
@@ -25,7 +25,7 @@ use crate::wait::{Deadline, WaitPolicy};
 /// use shm_core::Tensor;
 ///
 /// let queue = Queue::bounded(8)?;
-/// queue.put((7_u32, Tensor::from_slice(&[1.0_f32, 2.0], 2)?))?;
+/// queue.put((7_u32, Tensor::from_slice(2, &[1.0_f32, 2.0])?))?;
 /// let (label, tensor): (u32, Tensor<f32>) = queue.get()?;
 /// assert_eq!((label, tensor.as_slice()), (7, &[1.0, 2.0][..]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -54,9 +54,13 @@ impl<T> Queue<T> {
     pub fn bounded_in(arena: &Arena, capacity: usize) -> Result<Self> {
         let channel = Channel::create(
             arena,
-            Array::Cells {
-                capacity: cells(capacity)?,
-            },
+            ObjectKind::Queue,
+            [
+                Array::Cells {
+                    capacity: cells(capacity)?,
+                },
+                Array::None,
+            ],
         )?;
         let sender = Sender {
             end: channel.object.end(PRODUCERS)?,
@@ -171,7 +175,7 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     /// With the value: `Closed` when every receiver is gone; `PeerFailed` when a process of the context that this
     /// queue was handed to failed and there is no room; what encoding can answer (see [`shm_core::message::encode`]).
     pub fn put(&self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, Some(Deadline::NEVER))
+        self.channel.put(value, Deadline::Never)
     }
 
     /// Puts a value if there is room now.
@@ -179,7 +183,7 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     /// # Errors
     /// `Full`, and as [`put`](Self::put).
     pub fn try_put(&self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, None)
+        self.channel.put(value, Deadline::Now)
     }
 
     /// Puts a value, waiting so long for room.
@@ -187,7 +191,7 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     /// # Errors
     /// `TimedOut`, and as [`put`](Self::put).
     pub fn put_timeout(&self, value: T, timeout: Duration) -> Result<(), PutError<T>> {
-        self.channel.put(value, Some(Deadline::after(timeout)))
+        self.channel.put(value, Deadline::after(timeout))
     }
 }
 
@@ -203,7 +207,7 @@ pub struct Receiver<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> Receiver<T> {
-    fn get_until(&self, deadline: Option<Deadline>) -> Result<T> {
+    fn get_until(&self, deadline: Deadline) -> Result<T> {
         let mut seen = self.seen_orphans.load(Ordering::Relaxed);
         let message = self.channel.get_encoded(&mut seen, deadline);
         self.seen_orphans.store(seen, Ordering::Relaxed);
@@ -216,7 +220,7 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
     /// `Closed` when the queue is empty and every sender is gone; `PeerFailed` when a process of the context that
     /// this queue was handed to failed and there is no message; what decoding can answer: that message is gone then.
     pub fn get(&self) -> Result<T> {
-        self.get_until(Some(Deadline::NEVER))
+        self.get_until(Deadline::Never)
     }
 
     /// Takes the next message if there is one now.
@@ -224,7 +228,7 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
     /// # Errors
     /// `Empty`, and as [`get`](Self::get).
     pub fn try_get(&self) -> Result<T> {
-        self.get_until(None)
+        self.get_until(Deadline::Now)
     }
 
     /// Takes the next message, waiting so long for one.
@@ -232,7 +236,7 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
     /// # Errors
     /// `TimedOut`, and as [`get`](Self::get).
     pub fn get_timeout(&self, timeout: Duration) -> Result<T> {
-        self.get_until(Some(Deadline::after(timeout)))
+        self.get_until(Deadline::after(timeout))
     }
 
     /// The messages, until the queue is closed and empty. Any other error ends the iteration as well and is told in
@@ -378,10 +382,7 @@ pub(crate) fn checked<E: serde::de::Error>(
     if !end.is_of(&object, index) {
         return Err(E::custom("the end of a queue arrived with another queue"));
     }
-    Ok(Channel {
-        object,
-        policy: WaitPolicy::default(),
-    })
+    Ok(Channel::over(object))
 }
 
 impl<T> Serialize for Sender<T> {

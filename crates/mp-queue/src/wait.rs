@@ -58,21 +58,38 @@ fn spin_for(object: &Object, policy: WaitPolicy) -> u64 {
     }
 }
 
-/// A deadline that may be "never".
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadline(Option<Instant>);
+/// Until when to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// Not at all.
+    Now,
+    /// Until then.
+    At(Instant),
+    /// As long as it takes.
+    Never,
+}
 
 impl Deadline {
-    pub(crate) const NEVER: Self = Self(None);
-
     /// So long from now; a time too long to add is never.
-    pub(crate) fn after(timeout: Duration) -> Self {
-        Self(Instant::now().checked_add(timeout))
+    #[must_use]
+    pub fn after(timeout: Duration) -> Self {
+        Instant::now()
+            .checked_add(timeout)
+            .map_or(Self::Never, Self::At)
+    }
+
+    /// Whether there is nothing to wait for.
+    #[must_use]
+    pub fn is_now(self) -> bool {
+        self == Self::Now
     }
 
     fn left(self) -> Option<Duration> {
-        self.0
-            .map(|at| at.saturating_duration_since(Instant::now()))
+        match self {
+            Self::Now => Some(Duration::ZERO),
+            Self::At(at) => Some(at.saturating_duration_since(Instant::now())),
+            Self::Never => None,
+        }
     }
 }
 

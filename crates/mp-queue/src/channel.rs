@@ -1,4 +1,5 @@
-//! What queues and lanes have in common: one array of messages, two ends, waiting, and what is said when it ends.
+//! What queues, lanes and rings have in common: one array of messages, two ends, waiting, and what is said when it
+//! ends. For crates that build a primitive of their own on it; programs use [`Queue`](crate::Queue).
 
 use std::fmt;
 use std::time::Duration;
@@ -14,35 +15,57 @@ use shm_core::transfer::{Get, Put};
 use crate::error::{Error, ErrorKind, PutError, Result};
 use crate::wait::{Deadline, WaitPolicy, wait};
 
-/// Index of the producers' end, and of the event that says *not empty*.
-pub(crate) const PRODUCERS: u64 = 0;
-/// Index of the consumers' end, and of the event that says *not full*.
-pub(crate) const CONSUMERS: u64 = 1;
-const NOT_EMPTY: u64 = 0;
-const NOT_FULL: u64 = 1;
+/// Index of the producers' end.
+pub const PRODUCERS: u64 = 0;
+/// Index of the consumers' end.
+pub const CONSUMERS: u64 = 1;
+/// Index of the event that says *not empty*.
+pub const NOT_EMPTY: u64 = 0;
+/// Index of the event that says *not full*, and of a ring that a slot is free.
+pub const NOT_FULL: u64 = 1;
 
 /// How long the supervisor of a context is given to say why a process of it is gone.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// One array of messages in an object.
+/// An object whose array 0 holds messages, with a way to wait.
 #[derive(Clone)]
-pub(crate) struct Channel {
+pub struct Channel {
     pub(crate) object: Object,
     pub(crate) policy: WaitPolicy,
 }
 
 impl Channel {
+    /// Makes an object of `kind` whose array 0, cells or a lane, carries the messages.
+    ///
+    /// # Errors
+    /// What an allocation in the arena can answer; arrays without elements.
     #[track_caller]
-    pub(crate) fn create(arena: &Arena, array: Array) -> Result<Self> {
-        let object = Object::create(arena, ObjectKind::Queue, [array, Array::None], 0)?;
-        Ok(Self {
-            object,
-            policy: WaitPolicy::default(),
-        })
+    pub fn create(arena: &Arena, kind: ObjectKind, arrays: [Array; 2]) -> Result<Self> {
+        Ok(Self::over(Object::create(arena, kind, arrays, 0)?))
     }
 
-    /// Encodes and puts a value, waiting until `deadline` for room; `None` does not wait.
-    pub(crate) fn put<T>(&self, value: T, deadline: Option<Deadline>) -> Result<(), PutError<T>>
+    /// The channel in an object that arrived.
+    #[must_use]
+    pub fn over(object: Object) -> Self {
+        Self {
+            object,
+            policy: WaitPolicy::default(),
+        }
+    }
+
+    /// The object.
+    #[must_use]
+    pub fn object(&self) -> &Object {
+        &self.object
+    }
+
+    /// How waits spend their time before they sleep.
+    pub fn set_policy(&mut self, policy: WaitPolicy) {
+        self.policy = policy;
+    }
+
+    /// Encodes and puts a value, waiting until `deadline` for room.
+    pub(crate) fn put<T>(&self, value: T, deadline: Deadline) -> Result<(), PutError<T>>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -54,12 +77,11 @@ impl Channel {
             .map_err(|error| PutError::new(error, message.decode().ok()))
     }
 
-    /// Puts a message, waiting until `deadline` for room; `None` does not wait.
-    pub(crate) fn put_encoded(
-        &self,
-        message: &mut Outgoing,
-        deadline: Option<Deadline>,
-    ) -> Result<()> {
+    /// Puts a message, waiting until `deadline` for room. Afterwards the message is empty; on an error it is whole.
+    ///
+    /// # Errors
+    /// As [`Sender::put`](crate::Sender::put).
+    pub fn put_encoded(&self, message: &mut Outgoing, deadline: Deadline) -> Result<()> {
         let mut attempt = |slow: bool| match self.attempt_put(message, slow) {
             Ok(Tried::Done) => Some(Ok(())),
             Ok(Tried::NotNow) => None,
@@ -69,7 +91,7 @@ impl Channel {
         if let Some(answer) = attempt(false) {
             return answer;
         }
-        let Some(deadline) = deadline else {
+        if deadline.is_now() {
             return attempt(true).unwrap_or_else(|| {
                 Err(Error::new(
                     ErrorKind::Full,
@@ -115,17 +137,16 @@ impl Channel {
         }
     }
 
-    /// Takes the next message, waiting until `deadline` for one; `None` does not wait.
-    pub(crate) fn get_encoded(
-        &self,
-        seen_orphans: &mut u64,
-        deadline: Option<Deadline>,
-    ) -> Result<Incoming> {
+    /// Takes the next message, waiting until `deadline` for one. `seen_orphans` is the consumer's own, 0 at first.
+    ///
+    /// # Errors
+    /// As [`Receiver::get`](crate::Receiver::get).
+    pub fn get_encoded(&self, seen_orphans: &mut u64, deadline: Deadline) -> Result<Incoming> {
         let mut attempt = |slow: bool| self.attempt_get(seen_orphans, slow).transpose();
         if let Some(answer) = attempt(false) {
             return answer;
         }
-        let Some(deadline) = deadline else {
+        if deadline.is_now() {
             return attempt(true).unwrap_or_else(|| {
                 Err(Error::new(
                     ErrorKind::Empty,
@@ -180,7 +201,7 @@ impl Channel {
     }
 
     /// Why nobody is left on side `end`. Where a supervisor is about to say why, it is given a moment.
-    fn why_gone(&self, end: u64, doing: &str) -> Error {
+    pub fn why_gone(&self, end: u64, doing: &str) -> Error {
         let said = || {
             self.object
                 .failure()
@@ -225,7 +246,8 @@ impl Channel {
         )
     }
 
-    pub(crate) fn close(&self) {
+    /// Takes no more messages.
+    pub fn close(&self) {
         if let Ok(cells) = self.object.cells(0) {
             cells.close();
         } else if let Ok(lane) = self.object.lane(0) {
@@ -234,7 +256,9 @@ impl Channel {
         self.object.notify_all();
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
+    /// Whether [`close`](Self::close) was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
         self.object
             .cells(0)
             .map(|cells| cells.is_closed())
@@ -242,7 +266,9 @@ impl Channel {
             .unwrap_or(true)
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// About how many messages there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
         let len = self
             .object
             .cells(0)
@@ -251,11 +277,30 @@ impl Channel {
         len.unwrap_or(0) as usize
     }
 
-    pub(crate) fn capacity(&self) -> usize {
+    /// Whether [`len`](Self::len) is 0.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many messages fit.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
         match self.object.array(0) {
             Array::Cells { capacity } | Array::Lane { capacity } => capacity as usize,
             Array::None | Array::Slots { .. } => 0,
         }
+    }
+
+    /// Repeats `attempt` until it answers, woken by event `event`; `None` when the deadline is over. The attempt is
+    /// told whether the wait has become slow.
+    pub fn wait<R>(
+        &self,
+        event: u64,
+        deadline: Deadline,
+        attempt: impl FnMut(bool) -> Option<R>,
+    ) -> Option<R> {
+        wait(&self.object, event, self.policy, deadline, attempt)
     }
 
     #[inline]
