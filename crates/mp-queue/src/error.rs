@@ -36,7 +36,8 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    pub(crate) fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
+    /// An error of this kind. For crates that build a primitive of their own on a [`Channel`](crate::channel::Channel).
+    pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
         Self {
             kind,
             context: context.into(),
@@ -44,7 +45,9 @@ impl Error {
         }
     }
 
-    pub(crate) fn peer_failed(failure: PeerFailure, doing: &str) -> Self {
+    /// The failure of a peer, while `doing` something.
+    #[must_use]
+    pub fn peer_failed(failure: PeerFailure, doing: &str) -> Self {
         let context = format!("{doing}: {failure}");
         Self {
             source: Some(Box::new(failure.clone())),
@@ -84,7 +87,8 @@ pub struct PutError<T> {
 }
 
 impl<T> PutError<T> {
-    pub(crate) fn new(error: Error, value: Option<T>) -> Self {
+    /// An error of this kind. For crates that build a primitive of their own on a [`Channel`](crate::channel::Channel).
+    pub fn new(error: Error, value: Option<T>) -> Self {
         Self { error, value }
     }
 

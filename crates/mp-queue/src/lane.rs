@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
+use shm_core::moved::Moved;
 use shm_core::object::{Array, End, Object, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
@@ -151,30 +152,15 @@ impl<T> LaneReceiver<T> {
     }
 }
 
-/// Sends an end: it moves, so its process must be the only one to hold it.
-struct Exclusive<E>(E);
-
-impl Serialize for Exclusive<&End> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize_exclusive(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Exclusive<End> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        End::deserialize_exclusive(deserializer).map(Self)
-    }
-}
-
 impl<T> Serialize for LaneSender<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (Exclusive(&self.end), &self.channel.object).serialize(serializer)
+        (Moved(&self.end), &self.channel.object).serialize(serializer)
     }
 }
 
 impl<'de, T> Deserialize<'de> for LaneSender<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (end, object) = <(Exclusive<End>, Object)>::deserialize(deserializer)?;
+        let (end, object) = <(Moved<End>, Object)>::deserialize(deserializer)?;
         let channel = checked(object, &end.0, PRODUCERS)?;
         Ok(Self {
             end: end.0,
@@ -186,13 +172,13 @@ impl<'de, T> Deserialize<'de> for LaneSender<T> {
 
 impl<T> Serialize for LaneReceiver<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (Exclusive(&self.end), &self.channel.object).serialize(serializer)
+        (Moved(&self.end), &self.channel.object).serialize(serializer)
     }
 }
 
 impl<'de, T> Deserialize<'de> for LaneReceiver<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (end, object) = <(Exclusive<End>, Object)>::deserialize(deserializer)?;
+        let (end, object) = <(Moved<End>, Object)>::deserialize(deserializer)?;
         let channel = checked(object, &end.0, CONSUMERS)?;
         Ok(Self {
             end: end.0,
