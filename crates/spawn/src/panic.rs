@@ -1,0 +1,88 @@
+//! What a panic said, kept where it can be read after the process is gone.
+//!
+//! The payload that `catch_unwind` gives has no location, and with `panic = "abort"` there is no payload at all. So a
+//! hook notes both: in the thread, for the report that is sent home, and in the flight recorder of the arena, for a
+//! process that does not live to send one.
+
+use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::cell::RefCell;
+use std::panic::PanicHookInfo;
+
+use crate::frame::clip;
+use crate::link;
+use crate::time::monotonic_nanos;
+
+/// A panic of this thread.
+#[derive(Debug)]
+pub(crate) struct Noted {
+    /// When it happened; unwinding may take long.
+    pub(crate) at: u64,
+    pub(crate) message: String,
+    pub(crate) location: Option<String>,
+    pub(crate) backtrace: Option<String>,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Noted>> = const { RefCell::new(None) };
+}
+
+/// Puts our hook in front of the one that is there, which still prints to stderr.
+pub(crate) fn install_hook() {
+    let previous = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        note(info);
+        previous(info);
+    }));
+}
+
+fn note(info: &PanicHookInfo<'_>) {
+    let message = message_of(info.payload());
+    let location = info.location().map(ToString::to_string);
+    link::note_panic(&match &location {
+        Some(location) => format!("{location}: {message}"),
+        None => message.clone(),
+    });
+    // As everywhere, RUST_BACKTRACE decides whether one is taken.
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| clip(backtrace.to_string()));
+    let noted = Noted { at: monotonic_nanos(), message: clip(message), location, backtrace };
+    // A panic inside a destructor of thread-locals has no place to be noted any more; the recorder has it.
+    let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some(noted)));
+}
+
+/// The panic whose payload was caught in this thread.
+pub(crate) fn caught(payload: Box<dyn Any + Send>) -> Noted {
+    let noted = LAST.with(|last| last.borrow_mut().take()).unwrap_or_else(|| Noted {
+        // The program replaced our hook with its own: the payload still has the message.
+        at: monotonic_nanos(),
+        message: clip(message_of(payload.as_ref())),
+        location: None,
+        backtrace: None,
+    });
+    // A payload may panic when it is dropped; there is nobody left to catch that.
+    std::mem::forget(payload);
+    noted
+}
+
+fn message_of(payload: &(dyn Any + Send)) -> String {
+    if let Some(text) = payload.downcast_ref::<&'static str>() {
+        (*text).to_owned()
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "(the panic carries a value that is not text)".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_found_in_both_shapes_that_panics_carry() {
+        assert_eq!(message_of(&"static"), "static");
+        assert_eq!(message_of(&"made".to_owned()), "made");
+        assert!(message_of(&7_u32).contains("not text"));
+    }
+}
