@@ -12,10 +12,13 @@ use crate::link::Mailbox;
 use crate::story::{Story, after};
 use crate::supervisor;
 
+/// Reads a value out of its letterbox, if it is there.
+type Read<R> = Box<dyn Fn(&Mailbox) -> Result<Option<R>, BoxError> + Send + Sync>;
+
 /// Where the result of one process will be, and how to read it.
 pub(crate) struct Inbox<R> {
     mailbox: Mailbox,
-    read: Box<dyn Fn(&Mailbox) -> Result<Option<R>, BoxError> + Send + Sync>,
+    read: Read<R>,
 }
 
 impl<R> Inbox<R> {

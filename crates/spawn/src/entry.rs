@@ -35,6 +35,9 @@ const DEEPEST: u32 = 8;
 /// The stack of a worker's function: what a main thread usually has. Pages that are not used cost nothing.
 const STACK: usize = 8 << 20;
 
+/// A worker's end of the control socket; open until the process ends, because its end is the news of that.
+static CONTROL: OnceLock<OwnedFd> = OnceLock::new();
+
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
 /// How deep this process is; unset in the program itself.
@@ -46,9 +49,10 @@ static DEPTH: OnceLock<u32> = OnceLock::new();
 /// it runs the function, and does not return: nothing after it in `main` happens in a worker, everything before it does.
 ///
 /// ```no_run
-/// fn main() {
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
 ///     spawn::init();
 ///     // the program
+///     Ok(())
 /// }
 /// ```
 pub fn init() {
@@ -122,7 +126,7 @@ fn role() -> Role {
 /// The whole life of a worker.
 fn serve() -> ! {
     let control = match take_stdin() {
-        Ok(control) => control,
+        Ok(control) => CONTROL.get_or_init(|| control),
         Err(errno) => {
             eprintln!("this process is a worker, but its stdin could not be taken over: {errno}");
             std::process::exit(REFUSED);
@@ -132,8 +136,8 @@ fn serve() -> ! {
     if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
         tracing::debug!(%errno, "no parent-death signal; the control socket has to do");
     }
-    match prepare(&control) {
-        Ok(Some((hello, trampoline))) => std::process::exit(live(&hello, trampoline, &control)),
+    match prepare(control) {
+        Ok(Some((hello, trampoline))) => std::process::exit(live(&hello, trampoline, control)),
         // The parent is gone: nobody waits for an explanation.
         Ok(None) => die(),
         Err(reason) => {
@@ -153,7 +157,7 @@ fn take_stdin() -> Result<OwnedFd, Errno> {
 }
 
 /// Reads the greeting and does what it says, up to the point where the function can run. `None`: there is no parent.
-fn prepare(control: &OwnedFd) -> Result<Option<(Hello, Trampoline)>, String> {
+fn prepare(control: &'static OwnedFd) -> Result<Option<(Hello, Trampoline)>, String> {
     let Some(packet) = control::receive(control.as_fd(), size_of::<Hello>())? else {
         return Ok(None);
     };
@@ -178,7 +182,7 @@ fn prepare(control: &OwnedFd) -> Result<Option<(Hello, Trampoline)>, String> {
     name_thread(&hello.name());
     let member = link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
     link::note_name(&hello.name());
-    panic::install_hook();
+    panic::install_hook(control.as_fd());
     let arrived = Frame::Arrived { row: member.row, epoch: member.epoch };
     match control::tell(control.as_fd(), &arrived) {
         Ok(()) => Ok(Some((hello, trampoline))),
@@ -197,6 +201,7 @@ fn live(hello: &Hello, trampoline: Trampoline, control: &OwnedFd) -> i32 {
     thread::scope(|scope| {
         let function = thread::Builder::new().name(hello.name()).stack_size(STACK).spawn_scoped(scope, move || {
             let _signal = signal;
+            panic::enter_function();
             trampoline(&call)
         });
         match function {

@@ -19,6 +19,9 @@ pub(crate) enum Frame {
     Arrived { row: u16, epoch: u16 },
     /// The child cannot or must not run the function.
     Refused { reason: String },
+    /// A thread panics; it may still be caught. Sent before anything unwinds, so it is heard before what the unwinding
+    /// does to others.
+    Panicking { at: u64, in_function: bool, message: String, location: Option<String> },
     /// The function returned a value, and the value lies in the letterbox.
     Returned,
     /// The function returned an error, at this time.

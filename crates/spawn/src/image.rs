@@ -186,9 +186,11 @@ a000-b000 r-xp 00000000 fe:01 78                         /lib/libother.so
 c000-d000 r-xp 00000000 00:00 0                          [vdso]
 ";
 
+    const CODE: Range<usize> = 0x6000..0x8000;
+
     #[test]
     fn the_text_is_what_the_executable_maps_as_code() {
-        assert_eq!(text_of(MAPS, 0x6010, 77, b"/bin/tool box").unwrap(), [0x6000..0x8000]);
+        assert_eq!(text_of(MAPS, 0x6010, 77, b"/bin/tool box").unwrap(), [CODE]);
     }
 
     #[test]
@@ -199,7 +201,7 @@ c000-d000 r-xp 00000000 00:00 0                          [vdso]
 
     #[test]
     fn a_file_system_with_other_inodes_in_maps_is_known_by_path() {
-        assert_eq!(text_of(MAPS, 0x6010, 5, b"/bin/tool box").unwrap(), [0x6000..0x8000]);
+        assert_eq!(text_of(MAPS, 0x6010, 5, b"/bin/tool box").unwrap(), [CODE]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One child as its supervisor sees it: what it said, whether it lives, and what that means.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -12,6 +12,7 @@ use crate::error::{ErrorKind, Exit, Worker};
 use crate::frame::Frame;
 use crate::launch::Launched;
 use crate::link::{self, Mailbox};
+use crate::time::monotonic_nanos;
 
 /// How long a process may take to leave once its result is home: exit handlers may write profiles.
 const LEAVING: Duration = Duration::from_secs(30);
@@ -27,6 +28,18 @@ enum Word {
     Returned,
     Failed,
 }
+
+/// A panic that was told while it may still be caught.
+#[derive(Debug)]
+struct Panicking {
+    at: u64,
+    in_function: bool,
+    message: String,
+    location: Option<String>,
+}
+
+/// A panic is taken for the reason of an abort if it happened at most this long before.
+const ABORTING: u64 = 10_000_000_000;
 
 /// A failure and when it happened, on the clock that all processes share.
 #[derive(Debug)]
@@ -48,6 +61,7 @@ pub(crate) struct Member {
     arena: Option<link::Member>,
     arrived: bool,
     word: Word,
+    panicking: Option<Panicking>,
     /// It said something after which it leaves by itself.
     leaving: bool,
     /// We sent it a signal that ends it.
@@ -76,6 +90,7 @@ impl Member {
             arena: None,
             arrived: false,
             word: Word::None,
+            panicking: None,
             leaving: false,
             signalled: false,
             exit: None,
@@ -90,6 +105,11 @@ impl Member {
 
     pub(crate) fn is_running(&self) -> bool {
         self.arrived && !self.leaving && !self.has_ended()
+    }
+
+    /// When its function began to panic, if it did and nothing was heard of it since.
+    pub(crate) fn panicking_since(&self) -> Option<u64> {
+        self.panicking.as_ref().filter(|panic| panic.in_function && self.is_running()).map(|panic| panic.at)
     }
 
     pub(crate) fn has_returned(&self) -> bool {
@@ -120,7 +140,6 @@ impl Member {
 
     fn hear(&mut self, buffer: &mut Vec<u8>, alive: bool, failures: &mut Vec<Failure>) {
         while let Some(control) = &self.control {
-            use std::os::fd::AsFd;
             let frame = match control::listen(control.as_fd(), buffer) {
                 Heard::Frame(frame) => frame,
                 Heard::Noise => {
@@ -147,6 +166,10 @@ impl Member {
                 self.arrived = true;
                 self.deadline = None;
                 self.arena = Some(link::Member { row, epoch });
+                return None;
+            }
+            Frame::Panicking { at, in_function, message, location } => {
+                self.panicking = Some(Panicking { at, in_function, message, location });
                 return None;
             }
             Frame::Returned => {
@@ -204,12 +227,18 @@ impl Member {
             Exit::Signal { number, .. } => *number,
             _ => 0,
         };
-        if signal == Signal::ABORT.as_raw()
-            && let Some(message) = record.panic
-        {
+        if signal == Signal::ABORT.as_raw() {
             // "panic = abort", a panic while another one unwound, or a panic where none may leave: the process could
-            // not report it, but its recorder has it.
-            return ErrorKind::ProcessPanicked { worker, message, location: None, backtrace: None };
+            // not report it, but its word or its recorder has it.
+            if let Some(panic) = &self.panicking
+                && monotonic_nanos().saturating_sub(panic.at) < ABORTING
+            {
+                let (message, location) = (panic.message.clone(), panic.location.clone());
+                return ErrorKind::ProcessPanicked { worker, message, location, backtrace: None };
+            }
+            if let Some(message) = record.panic {
+                return ErrorKind::ProcessPanicked { worker, message, location: None, backtrace: None };
+            }
         }
         if signal == Signal::INT.as_raw() {
             return ErrorKind::Interrupted { worker: Some(worker) };

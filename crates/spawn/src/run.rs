@@ -14,6 +14,13 @@ use crate::story::{Phase, Story};
 /// hangs in the kernel (a dead file server, a driver).
 const UNKILLABLE: Duration = Duration::from_secs(5);
 
+/// How long a failure that was told waits for news of an earlier one. What a failing function drops can make its peers
+/// fail, and their news may be here first.
+const SETTLING: Duration = Duration::from_millis(5);
+
+/// The same while another function is known to be panicking since before: unwinding may take a while.
+const UNWINDING: Duration = Duration::from_millis(250);
+
 /// What a context may choose.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
@@ -45,6 +52,9 @@ pub(crate) struct Run {
     shared: Vec<Shared>,
     options: Options,
     oom_before: OomKills,
+    /// Failures that are known while it is not settled which was the first, and since when.
+    pending: Vec<Failure>,
+    pending_since: Option<Instant>,
     first: Option<Error>,
     stop: Option<Stop>,
     told: bool,
@@ -58,6 +68,8 @@ impl Run {
             shared,
             options,
             oom_before: OomKills::default(),
+            pending: Vec::new(),
+            pending_since: None,
             first: None,
             stop: None,
             told: false,
@@ -104,10 +116,11 @@ impl Run {
 
     /// The next time at which `tick` has something to do.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let settled = self.pending_since.map(|since| since + self.settling_time());
         let stop = self.stop.as_ref().filter(|_| !self.told).map(|stop| {
             if stop.killed { stop.kill_at + UNKILLABLE } else { stop.kill_at }
         });
-        self.members.iter().filter_map(Member::deadline).chain(stop).min()
+        self.members.iter().filter_map(Member::deadline).chain(stop).chain(settled).min()
     }
 
     /// Stops all processes because the program asked for it.
@@ -131,14 +144,23 @@ impl Run {
         )));
     }
 
-    fn judge(&mut self, mut failures: Vec<Failure>, buffer: &mut Vec<u8>) {
-        if !failures.is_empty() && self.first.is_none() {
+    fn judge(&mut self, failures: Vec<Failure>, buffer: &mut Vec<u8>) {
+        self.pending.extend(failures);
+        if self.first.is_some() {
+            self.pending.clear();
+        }
+        if !self.pending.is_empty() {
             for member in &mut self.members {
-                failures.extend(member.look(buffer, &self.oom_before));
+                self.pending.extend(member.look(buffer, &self.oom_before));
             }
-            // Stable: of several processes that ended without a word the lowest rank comes first.
-            failures.sort_by_key(|failure| failure.at);
-            if let Some(first) = failures.into_iter().next() {
+            let now = Instant::now();
+            let since = *self.pending_since.get_or_insert(now);
+            if now >= since + self.settling_time() {
+                // Stable: of several processes that ended without a word the one that was looked at first counts.
+                self.pending.sort_by_key(|failure| failure.at);
+                let first = self.pending.swap_remove(0);
+                self.pending.clear();
+                self.pending_since = None;
                 self.fail(first.kind);
             }
         }
@@ -157,6 +179,19 @@ impl Run {
         }
         if self.is_over() {
             self.tell();
+        }
+    }
+
+    /// How long what is pending waits for an earlier failure to be told.
+    fn settling_time(&self) -> Duration {
+        let earliest = self.pending.iter().map(|failure| failure.at).min().unwrap_or(0);
+        // The end of a process without a word counts as the earliest of all.
+        if earliest == 0 || !self.members.iter().any(Member::is_running) {
+            Duration::ZERO
+        } else if self.members.iter().filter_map(Member::panicking_since).any(|at| at < earliest) {
+            UNWINDING
+        } else {
+            SETTLING
         }
     }
 

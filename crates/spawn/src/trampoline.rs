@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -99,10 +99,10 @@ where
 /// gets a copy of it without the proof. The crate's documentation says so.
 fn conjure<F: Copy + 'static>() -> F {
     const { assert!(size_of::<F>() == 0) };
-    // SAFETY: `F` has no bytes, so there are none to initialise; `F: Copy` has no destructor and allows any number of
-    // copies of the value that the parent was given, and a function item or closure without captures has just one
-    // value. `target` and this function both refuse any other size when they are compiled.
-    unsafe { MaybeUninit::<F>::uninit().assume_init() }
+    // SAFETY: `F` has no bytes, so an aligned pointer that is not null is valid for reading it. The value may exist:
+    // the parent was given one, `F: Copy` allows any number of copies and has no destructor, and a function item or a
+    // closure without captures has just one value. Any other size is refused above when this is compiled.
+    unsafe { NonNull::<F>::dangling().read() }
 }
 
 #[cfg(test)]
