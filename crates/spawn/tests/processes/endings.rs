@@ -11,7 +11,7 @@ use spawn::{Error, ErrorKind, Exit, spawn};
 use crate::support::{Gate, open_gate, wait_at_gate};
 use crate::trials;
 
-pub fn tests() -> Vec<Trial> {
+pub(crate) fn tests() -> Vec<Trial> {
     trials![
         results_come_in_the_order_of_ranks,
         arguments_and_results_of_any_shape_and_size_arrive,

@@ -10,7 +10,7 @@ use spawn::{ErrorKind, Stdin, spawn};
 use crate::support::{self, Reaped, scene, sleep_for_ever};
 use crate::trials;
 
-pub fn tests() -> Vec<Trial> {
+pub(crate) fn tests() -> Vec<Trial> {
     trials![
         a_program_that_forgets_init_is_told_at_once,
         a_worker_that_never_reaches_init_is_told_after_the_deadline,
@@ -27,7 +27,7 @@ pub fn tests() -> Vec<Trial> {
 }
 
 /// What this executable does instead of calling `init`, when its name says so: the ways to get it wrong.
-pub fn without_init() -> Option<ExitCode> {
+pub(crate) fn without_init() -> Option<ExitCode> {
     let mut words = std::env::args();
     let title = words.next()?;
     if words.next().as_deref() == Some("without-init") {
@@ -151,7 +151,7 @@ fn the_parents_stdin_can_be_given_to_a_worker() {
 }
 
 /// The program for the test above.
-pub fn stdin_scene() {
+pub(crate) fn stdin_scene() {
     let mut context = spawn::builder().stdin(Stdin::Inherit).spawn(read_stdin, (), 1).unwrap();
     let text = context.join().unwrap()[0].replace('\n', "\\n");
     println!("got: {text}");
@@ -161,7 +161,7 @@ pub fn stdin_scene() {
 }
 
 /// The program that a worker starts.
-pub fn hello_scene() {
+pub(crate) fn hello_scene() {
     support::guarded("hello", || {
         let results = spawn(|_, x: u32| Ok::<_, String>(x * 2), 21, 1).unwrap().into_results().unwrap();
         println!("{results:?}");

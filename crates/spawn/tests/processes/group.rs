@@ -6,7 +6,7 @@ use spawn::{ErrorKind, Group};
 use crate::support::{exists, sleeps};
 use crate::trials;
 
-pub fn tests() -> Vec<Trial> {
+pub(crate) fn tests() -> Vec<Trial> {
     trials![
         ranks_and_results_follow_the_order_of_adding,
         a_failure_in_one_function_stops_the_others,

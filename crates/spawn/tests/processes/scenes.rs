@@ -10,7 +10,7 @@ use crate::entry;
 use crate::support::{self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, wait_for_end};
 use crate::trials;
 
-pub fn tests() -> Vec<Trial> {
+pub(crate) fn tests() -> Vec<Trial> {
     trials![
         workers_die_with_a_parent_that_is_killed,
         workers_of_workers_die_with_the_root,
@@ -22,7 +22,7 @@ pub fn tests() -> Vec<Trial> {
 }
 
 /// Runs the program of a scene.
-pub fn play(name: &str) -> ExitCode {
+pub(crate) fn play(name: &str) -> ExitCode {
     match name {
         "hello" => entry::hello_scene(),
         "stdin" => entry::stdin_scene(),

@@ -12,7 +12,7 @@ use crate::support::{
 };
 use crate::trials;
 
-pub fn tests() -> Vec<Trial> {
+pub(crate) fn tests() -> Vec<Trial> {
     trials![
         a_failure_stops_the_others_before_anybody_joins,
         a_worker_killed_from_outside_is_a_failure_that_stops_the_others,

@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A test under a watchdog.
-pub fn test(name: &'static str, body: fn()) -> Trial {
+pub(crate) fn test(name: &'static str, body: fn()) -> Trial {
     Trial::test(name, move || {
         guarded(name, body);
         Ok(())
@@ -23,7 +23,7 @@ pub fn test(name: &'static str, body: fn()) -> Trial {
 }
 
 /// Runs `body`; a run that hangs is ended, and its workers with it.
-pub fn guarded(name: &str, body: impl FnOnce()) {
+pub(crate) fn guarded(name: &str, body: impl FnOnce()) {
     let (done, ended) = channel::<()>();
     let label = name.to_owned();
     let watchdog = thread::spawn(move || {
@@ -46,14 +46,14 @@ macro_rules! trials {
 }
 
 /// This executable, to play a scene.
-pub fn scene(name: &str) -> Command {
+pub(crate) fn scene(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a path of this executable"));
     command.args(["scene", name]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
 /// Plays a scene to its end and gives what it printed; it must succeed.
-pub fn play(name: &str) -> String {
+pub(crate) fn play(name: &str) -> String {
     let output = scene(name).output().expect("a scene");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
@@ -66,7 +66,7 @@ pub fn play(name: &str) -> String {
 }
 
 /// Kills a program when a test ends early.
-pub struct Reaped(pub Child);
+pub(crate) struct Reaped(pub(crate) Child);
 
 impl Drop for Reaped {
     fn drop(&mut self) {
@@ -76,36 +76,36 @@ impl Drop for Reaped {
 }
 
 /// A descriptor for a process that is there.
-pub fn pidfd(pid: u32) -> OwnedFd {
+pub(crate) fn pidfd(pid: u32) -> OwnedFd {
     let pid = Pid::from_raw(pid as i32).expect("a pid");
     pidfd_open(pid, PidfdFlags::empty()).expect("a living process")
 }
 
 /// Waits until a process has ended. The watchdog bounds it.
-pub fn wait_for_end(pidfd: &OwnedFd) {
+pub(crate) fn wait_for_end(pidfd: &OwnedFd) {
     poll(&mut [PollFd::new(pidfd, PollFlags::IN)], None).expect("poll");
 }
 
 /// Whether a process (or a zombie of it) is there.
-pub fn exists(pid: u32) -> bool {
+pub(crate) fn exists(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
 /// A path that a worker can watch: it appears when [`Gate::open`] is called.
-pub struct Gate(PathBuf);
+pub(crate) struct Gate(PathBuf);
 
 impl Gate {
-    pub fn new(name: &str) -> Gate {
+    pub(crate) fn new(name: &str) -> Gate {
         let path = std::env::temp_dir().join(format!("spawn-test-{}-{name}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         Gate(path)
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.0.clone()
     }
 
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         open_gate(&self.0);
     }
 }
@@ -116,30 +116,30 @@ impl Drop for Gate {
     }
 }
 
-pub fn open_gate(path: &Path) {
+pub(crate) fn open_gate(path: &Path) {
     std::fs::write(path, b"").expect("a file in the temporary directory");
 }
 
-pub fn wait_at_gate(path: &Path) {
+pub(crate) fn wait_at_gate(path: &Path) {
     while !path.exists() {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// What a worker does that is to be stopped.
-pub fn sleep_for_ever() -> ! {
+pub(crate) fn sleep_for_ever() -> ! {
     loop {
         thread::sleep(Duration::from_secs(3600));
     }
 }
 
 /// The same as a function to spawn.
-pub fn sleeps(_rank: usize, _: ()) {
+pub(crate) fn sleeps(_rank: usize, _: ()) {
     sleep_for_ever();
 }
 
 /// Makes this process ignore a signal.
-pub fn ignore_signal(signal: i32) {
+pub(crate) fn ignore_signal(signal: i32) {
     // SAFETY: SIG_IGN runs no code of ours, so no handler can do what a handler must not.
     let before = unsafe { libc::signal(signal, libc::SIG_IGN) };
     assert_ne!(before, libc::SIG_ERR);
