@@ -1,0 +1,391 @@
+//! The arena: one shared file, mapped whole by each process of a group, in which everything lies.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::cells::Owner;
+use crate::error::{Error, ErrorKind, Result};
+use crate::heap::Heap;
+use crate::layout::{self, PAGE, header};
+use crate::lease::Leases;
+use crate::participant::liveness::Identity;
+use crate::participant::lock::RowLocks;
+use crate::participant::record::{self, Record, Recorder};
+use crate::participant::table::{self, Row, rows};
+use crate::reap;
+use crate::room::{Limits, SystemLimits};
+use crate::segment::{Capacity, Segment};
+use crate::strategy::{FileDescriptor, SharingStrategy};
+use crate::watcher::Watcher;
+
+/// A handle to an arena that this process takes part in. Clones are cheap and name the same arena.
+///
+/// ```
+/// use shm_core::arena::Arena;
+///
+/// let arena = Arena::builder().capacity(1 << 30).create()?;
+/// assert_eq!(arena.stats().participants, 1);
+/// # Ok::<(), shm_core::error::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Arena(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    segment: Segment,
+    me: Owner,
+    id: [u64; 2],
+    leases: Leases,
+    heap: Heap,
+    locks: RowLocks,
+    watcher: OnceLock<Option<Watcher>>,
+    /// One thread of this process reaps at a time; across processes the row's reaper word decides.
+    reaping: Mutex<()>,
+}
+
+static CURRENT: RwLock<Option<Arena>> = RwLock::new(None);
+
+/// Numbers about an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Bytes of address space reserved.
+    pub capacity: u64,
+    /// Bytes of chunks for which memory was taken.
+    pub committed: u64,
+    /// Participants that are alive.
+    pub participants: u64,
+}
+
+/// Chooses how an arena is made.
+#[derive(Debug)]
+pub struct Builder {
+    capacity: Capacity,
+    limits: Arc<dyn Limits>,
+}
+
+impl Builder {
+    /// Address space to reserve, in bytes; final. The default is 64 GiB or twice the machine's memory,
+    /// whichever is more, halved where the system refuses.
+    #[must_use]
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.capacity = Capacity::exactly(bytes);
+        self
+    }
+
+    /// Where the limits on memory come from; tests state them.
+    #[must_use]
+    pub fn limits(mut self, limits: Arc<dyn Limits>) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Makes the arena. This process is its first participant.
+    ///
+    /// # Errors
+    /// `OutOfRoom`, `Unsupported`, `DescriptorLimit` or what else the system answers.
+    pub fn create(self) -> Result<Arena> {
+        let segment = Segment::create(&FileDescriptor, self.capacity, self.limits)?;
+        let capacity = segment.capacity();
+        if layout::chunk_count(capacity) < 8 {
+            return Err(Error::new(
+                ErrorKind::Layout,
+                format!(
+                    "an arena of {} is too small; make it at least 64 MiB",
+                    crate::error::Bytes(capacity)
+                ),
+            ));
+        }
+        segment.commit(0, PAGE)?;
+        let mut id = [0; 16];
+        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| Error::system("getrandom", errno, "giving the arena an identity"))?;
+        let (low, high) = (
+            u128::from_ne_bytes(id) as u64,
+            (u128::from_ne_bytes(id) >> 64) as u64,
+        );
+        segment
+            .word(header::VERSION)
+            .store(layout::VERSION, Ordering::Relaxed);
+        segment
+            .word(header::CAPACITY)
+            .store(capacity, Ordering::Relaxed);
+        segment.word(header::ID_LOW).store(low, Ordering::Relaxed);
+        segment.word(header::ID_HIGH).store(high, Ordering::Relaxed);
+        table::commit_rows(&segment, 0)?;
+        // Release: who sees the magic sees a whole header.
+        segment
+            .word(header::MAGIC)
+            .store(layout::MAGIC, Ordering::Release);
+        Arena::enter(segment)
+    }
+}
+
+impl Arena {
+    /// Starts to make an arena with other than default properties.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder {
+            capacity: Capacity::default(),
+            limits: SystemLimits::shared(),
+        }
+    }
+
+    /// The arena of this process: the one it was given when it was spawned, or one made at the first call.
+    ///
+    /// # Errors
+    /// As [`Builder::create`].
+    pub fn current() -> Result<Self> {
+        if let Some(arena) = &*CURRENT.read() {
+            return Ok(arena.clone());
+        }
+        let mut current = CURRENT.write();
+        if let Some(arena) = &*current {
+            return Ok(arena.clone());
+        }
+        let arena = Self::builder().create()?;
+        *current = Some(arena.clone());
+        Ok(arena)
+    }
+
+    /// Makes `arena` the one that [`current`](Self::current) answers.
+    ///
+    /// # Errors
+    /// `TooLate` when there is one already.
+    pub fn install_current(arena: Self) -> Result<()> {
+        let mut current = CURRENT.write();
+        if current.is_some() {
+            return Err(Error::new(
+                ErrorKind::TooLate,
+                "this process has its arena already: it was made when the first tensor or queue was; set another one before that",
+            ));
+        }
+        *current = Some(arena);
+        Ok(())
+    }
+
+    /// Joins the arena whose file `descriptor` is, as it comes from another participant.
+    ///
+    /// # Errors
+    /// `NotAnArena`, `WrongVersion`, `Size`, `Layout` for a file that is not one of ours or not of this version;
+    /// `ParticipantsFull`; `OutOfRoom` when the address space does not hold it.
+    pub fn join(descriptor: OwnedFd) -> Result<Self> {
+        let backing = FileDescriptor.adopt(descriptor)?;
+        let segment = Segment::open(backing, SystemLimits::shared())?;
+        if segment.capacity() < PAGE
+            || segment.word(header::MAGIC).load(Ordering::Acquire) != layout::MAGIC
+        {
+            return Err(Error::new(
+                ErrorKind::NotAnArena,
+                "the descriptor is a sealed file, but no arena: its first word is not the magic",
+            ));
+        }
+        let version = segment.word(header::VERSION).load(Ordering::Relaxed);
+        if version != layout::VERSION {
+            return Err(Error::new(
+                ErrorKind::WrongVersion {
+                    found: version as u32,
+                    wanted: layout::VERSION as u32,
+                },
+                format!(
+                    "the arena has layout version {version}, this build reads {}; build all processes with one version of tensormp",
+                    layout::VERSION
+                ),
+            ));
+        }
+        let written = segment.word(header::CAPACITY).load(Ordering::Relaxed);
+        if written != segment.capacity() || layout::chunk_count(written) < 8 {
+            return Err(Error::new(
+                ErrorKind::Size,
+                format!(
+                    "the arena says it has {written} bytes, its file has {}",
+                    segment.capacity()
+                ),
+            ));
+        }
+        Self::enter(segment)
+    }
+
+    /// Takes a row and makes this process a participant.
+    fn enter(segment: Segment) -> Result<Self> {
+        let who = Identity::of_self()?;
+        // Lock bytes lie behind the file's end: nothing else looks there.
+        let locks = RowLocks::open(segment.as_fd(), segment.capacity())?;
+        let me = table::join(&segment, who)?;
+        // A hint only: without it others still see our pid.
+        let _ = locks.try_lock(me.row);
+        table::enter(&segment, me, who);
+        let id = [header::ID_LOW, header::ID_HIGH]
+            .map(|field| segment.word(field).load(Ordering::Relaxed));
+        let inner = Inner {
+            me,
+            id,
+            leases: Leases::new(me),
+            heap: Heap::new(me),
+            locks,
+            watcher: OnceLock::new(),
+            reaping: Mutex::new(()),
+            segment,
+        };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// This process's row and epoch.
+    #[must_use]
+    pub fn me(&self) -> Owner {
+        self.0.me
+    }
+
+    /// Whether both handles name the same arena.
+    #[must_use]
+    pub fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.id == other.0.id
+    }
+
+    /// Numbers about the arena.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats {
+            capacity: self.segment().capacity(),
+            committed: self
+                .segment()
+                .word(header::COMMITTED)
+                .load(Ordering::Relaxed),
+            participants: self.participants(),
+        }
+    }
+
+    /// Participants that are alive.
+    #[must_use]
+    pub fn participants(&self) -> u64 {
+        self.segment().word(header::ALIVE).load(Ordering::Relaxed)
+    }
+
+    /// Writes this process's flight recorder.
+    #[must_use]
+    pub fn recorder(&self) -> Recorder<'_> {
+        Recorder { arena: self }
+    }
+
+    /// What the flight recorder of a participant says, while it is alive or not yet buried.
+    #[must_use]
+    pub fn record_of(&self, owner: Owner) -> Option<Record> {
+        record::read(self, owner)
+    }
+
+    /// Whether this participant is still in its row.
+    #[must_use]
+    pub fn is_present(&self, owner: Owner) -> bool {
+        Row::get(self.segment(), owner.row)
+            .and_then(|row| row.occupant())
+            .is_some_and(|(occupant, _)| occupant == owner)
+    }
+
+    /// The participants of this process id.
+    #[must_use]
+    pub fn participant_of_pid(&self, pid: u32) -> Option<Owner> {
+        rows(self.segment())
+            .filter_map(|row| row.occupant())
+            .find(|(_, state)| state.pid == pid)
+            .map(|(owner, _)| owner)
+    }
+
+    /// Reaps a participant that is known to be dead, because its process was waited for. What it held goes back,
+    /// and whoever waits for it hears of it. Nothing happens when somebody else has done so.
+    pub fn bury(&self, dead: Owner) {
+        if self.is_forked() || dead == self.me() {
+            return;
+        }
+        let _reaping = self.0.reaping.lock();
+        reap::reap(self, dead);
+    }
+
+    /// Looks at all participants once and reaps the dead. Waits do this now and then; the watcher does at once.
+    pub fn bury_the_dead(&self) {
+        for row in rows(self.segment()) {
+            if let Some((owner, _, verdict)) = reap::verdict(self, row)
+                && verdict == crate::participant::liveness::Verdict::Dead
+            {
+                self.bury(owner);
+            }
+        }
+    }
+
+    /// Starts the thread that notices deaths at once, if it does not run yet.
+    pub fn watch(&self) {
+        self.0.watcher.get_or_init(|| Watcher::start(self));
+    }
+
+    /// Whether this process is a bare fork of the one that joined.
+    #[inline]
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.0.segment.is_forked()
+    }
+
+    pub(crate) fn check_not_forked(&self, doing: &str) -> Result<()> {
+        if !self.is_forked() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::AfterFork,
+            format!(
+                "{doing}: this process was made by a bare fork and is no participant of the arena; start it with `spawn`"
+            ),
+        ))
+    }
+
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.0.segment
+    }
+
+    pub(crate) fn leases(&self) -> &Leases {
+        &self.0.leases
+    }
+
+    pub(crate) fn heap(&self) -> &Heap {
+        &self.0.heap
+    }
+
+    pub(crate) fn locks(&self) -> &RowLocks {
+        &self.0.locks
+    }
+}
+
+// A panic between two steps is no worse than a kill there, which every structure in the arena survives; the locks of
+// this process do not poison.
+impl std::panic::UnwindSafe for Arena {}
+impl std::panic::RefUnwindSafe for Arena {}
+
+impl AsFd for Arena {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.segment.as_fd()
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena")
+            .field(
+                "id",
+                &format_args!("{:016x}{:016x}", self.0.id[1], self.0.id[0]),
+            )
+            .field("me", &self.0.me)
+            .field("stats", &self.stats())
+            .finish()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.segment.is_forked() {
+            return;
+        }
+        // No handle of ours is left (each keeps the arena), so there is nothing to drop but chunks and the row.
+        crate::heap::bury_chunks(&self.segment, self.me);
+        table::leave(&self.segment, self.me);
+    }
+}

@@ -1,0 +1,193 @@
+//! The audit: does every count say how many hold it?
+//!
+//! While nobody works on the arena, the count of each line must equal the lease entries that count plus the messages
+//! that name it. A kill may leave a count too high by one (a leak), never too low.
+
+use core::sync::atomic::Ordering;
+use std::collections::HashMap;
+
+use crate::arena::Arena;
+use crate::cells::CellArray;
+use crate::chunk::{Chunks, State, Use};
+use crate::class::SLABS;
+use crate::held::Held;
+use crate::layout::{LINE, counted, descriptor};
+use crate::lease::{self, Kind};
+use crate::line::{Counted, Mode, Tag};
+use crate::message;
+use crate::object::{Array, Object};
+use crate::participant::table::rows;
+use crate::word::{CellState, decode};
+
+/// A line whose count is not what holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Difference {
+    /// Number of the line.
+    pub line: u64,
+    /// Its count.
+    pub count: u64,
+    /// Lease entries and messages that count.
+    pub holders: u64,
+}
+
+/// What an audit found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Audit {
+    /// Lines in use: blocks, ends, slots.
+    pub lines: u64,
+    /// Counts above their holders: memory that nobody will free.
+    pub leaked: Vec<Difference>,
+    /// Counts below their holders: this must never be.
+    pub missing: Vec<Difference>,
+}
+
+impl Arena {
+    /// Compares all counts with who holds them. Only right while no participant works on the arena.
+    #[must_use]
+    pub fn audit(&self) -> Audit {
+        let segment = self.segment();
+        let mut holders: HashMap<(u64, u64), u64> = HashMap::new();
+        for row in rows(segment) {
+            let Some((owner, _)) = row.occupant() else {
+                continue;
+            };
+            for entry in lease::entries_of(segment, owner.row) {
+                let seen = entry.load();
+                if seen.epoch == owner.epoch && seen.kind != Kind::Free {
+                    *holders
+                        .entry((seen.line, entry.generation.load(Ordering::Relaxed)))
+                        .or_default() += 1;
+                }
+            }
+        }
+        let mut live = Vec::new();
+        let chunks = Chunks::new(segment);
+        for chunk in 0..chunks.high() {
+            match chunks.state(chunk) {
+                State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class)) => {
+                    let Some(slab) = SLABS.get(class as usize) else {
+                        continue;
+                    };
+                    let bump = chunks
+                        .word(chunk, descriptor::BUMP)
+                        .load(Ordering::Acquire)
+                        .min(slab.blocks);
+                    let first = (chunks.offset(chunk) + slab.lines) / LINE;
+                    live.extend(first..first + bump);
+                }
+                State::Owned(_, Use::Run(_)) | State::Orphan(Use::Run(_)) => {
+                    live.push(Chunks::run_line(chunk))
+                }
+                _ => {}
+            }
+        }
+        let mut lines = Vec::new();
+        for line in live {
+            let word = Counted::from_word(segment.word(line * LINE).load(Ordering::Acquire));
+            if word.count == 0 {
+                continue;
+            }
+            lines.push((line, word));
+            let meta = segment
+                .word(line * LINE + counted::META)
+                .load(Ordering::Acquire);
+            if Tag::from_meta(meta) == Some(Tag::Block)
+                && Mode::from_meta(meta) == Some(Mode::Object)
+            {
+                self.audit_object(line, word.generation, &mut holders, &mut lines);
+            }
+        }
+        let mut audit = Audit {
+            lines: lines.len() as u64,
+            ..Audit::default()
+        };
+        for (line, word) in lines {
+            let held = holders.remove(&(line, word.generation)).unwrap_or(0);
+            let difference = Difference {
+                line,
+                count: word.count,
+                holders: held,
+            };
+            match word.count.cmp(&held) {
+                std::cmp::Ordering::Greater => audit.leaked.push(difference),
+                std::cmp::Ordering::Less => audit.missing.push(difference),
+                std::cmp::Ordering::Equal => {}
+            }
+        }
+        // Entries that name something that is not there any more.
+        audit
+            .missing
+            .extend(holders.into_iter().map(|((line, _), holders)| Difference {
+                line,
+                count: 0,
+                holders,
+            }));
+        audit
+    }
+
+    /// Adds what an object's messages hold, and its ends and slots in use.
+    fn audit_object(
+        &self,
+        line: u64,
+        generation: u64,
+        holders: &mut HashMap<(u64, u64), u64>,
+        lines: &mut Vec<(u64, Counted)>,
+    ) {
+        let segment = self.segment();
+        let Some(object) = Held::open(self, line, generation)
+            .and_then(Object::over)
+            .ok()
+        else {
+            return;
+        };
+        let mut inner: Vec<u64> = (0..2).map(|end| object.end_line(end)).collect();
+        for index in 0..2 {
+            match object.array(index) {
+                Array::Slots { count } => {
+                    let first = object.placed(index).map_or(0, |placed| placed.first / LINE);
+                    inner.extend(first..first + u64::from(count));
+                }
+                Array::Cells { .. } | Array::Lane { .. } => {
+                    let payloads = cells_with_messages(&object, index);
+                    for payload in payloads {
+                        if let Ok(parsed) = message::parse(self, &payload) {
+                            for entry in parsed.entries {
+                                *holders.entry((entry.line, entry.generation)).or_default() += 1;
+                            }
+                        }
+                    }
+                }
+                Array::None => {}
+            }
+        }
+        for line in inner {
+            let word = Counted::from_word(segment.word(line * LINE).load(Ordering::Acquire));
+            if word.count > 0 {
+                lines.push((line, word));
+            }
+        }
+    }
+}
+
+fn cells_with_messages(object: &Object, index: usize) -> Vec<[u64; crate::cells::PAYLOAD_WORDS]> {
+    let array = object
+        .cells(index)
+        .map(|cells| cells.0)
+        .or_else(|_| object.lane(index).map(|lane| lane.0));
+    let Ok(array) = array else { return Vec::new() };
+    (0..array.capacity())
+        .filter(|&cell| {
+            let word = array.word(cell).load(Ordering::Acquire);
+            matches!(
+                decode(word),
+                CellState::Ready { .. } | CellState::Taking { .. }
+            )
+        })
+        .map(|cell| {
+            let words = array.payload(cell);
+            core::array::from_fn(|word| words[word].load(Ordering::Relaxed))
+        })
+        .collect()
+}

@@ -1,0 +1,337 @@
+//! Chunks: 2 MiB pieces of the arena, each with one owner.
+//!
+//! A process claims a chunk by one compare-and-swap on the chunk's state word, so a dead owner is visible and
+//! no allocator lock crosses processes. A chunk is a *slab* of equal blocks, the head or the tail of a *run*
+//! (one large block), or holds *leases*. States: FREE → OWNED(me) by a claim; OWNED → FREE when its owner
+//! retires it; OWNED → ORPHAN when its owner dies while others still use its blocks; ORPHAN → OWNED(me) by
+//! adoption. A kill between two steps leaves a chunk OWNED by a dead participant, which its reaper finds.
+
+use core::sync::atomic::Ordering;
+
+use crate::cells::Owner;
+use crate::error::{Error, Result};
+use crate::layout::{
+    self, CHUNK, DESCRIPTOR, DESCRIPTORS_START, DESCRIPTORS_STEP, LINE, PAGE, descriptor, header,
+};
+use crate::segment::Segment;
+
+const FREE: u64 = 0;
+const OWNED: u64 = 1;
+const ORPHAN: u64 = 2;
+
+/// What a chunk is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Use {
+    /// Claimed, not formatted yet.
+    Nothing,
+    /// Equal blocks of this size class.
+    Slab(u32),
+    /// First chunk of a run of so many chunks.
+    Run(u32),
+    /// A later chunk of a run: distance to its head.
+    Tail(u32),
+    /// Lease entries.
+    Leases,
+}
+
+/// Whose a chunk is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    Free,
+    Owned(Owner, Use),
+    Orphan(Use),
+}
+
+impl State {
+    pub(crate) fn from_word(word: u64) -> Self {
+        let parameter = (word >> 34) as u32;
+        let used = match (word >> 2) & 0xf {
+            1 => Use::Slab(parameter),
+            2 => Use::Run(parameter),
+            3 => Use::Tail(parameter),
+            4 => Use::Leases,
+            _ => Use::Nothing,
+        };
+        match word & 3 {
+            OWNED => {
+                let row = ((word >> 6) & 0xfff) as u16;
+                let epoch = ((word >> 18) & 0xffff) as u16;
+                Self::Owned(Owner { row, epoch }, used)
+            }
+            ORPHAN => Self::Orphan(used),
+            _ => Self::Free,
+        }
+    }
+
+    pub(crate) fn to_word(self) -> u64 {
+        let of_use = |used| match used {
+            Use::Nothing => 0,
+            Use::Slab(class) => (1 << 2) | (u64::from(class) << 34),
+            Use::Run(chunks) => (2 << 2) | (u64::from(chunks) << 34),
+            Use::Tail(distance) => (3 << 2) | (u64::from(distance) << 34),
+            Use::Leases => 4 << 2,
+        };
+        match self {
+            Self::Free => FREE,
+            Self::Owned(owner, used) => {
+                OWNED | of_use(used) | (u64::from(owner.row) << 6) | (u64::from(owner.epoch) << 18)
+            }
+            Self::Orphan(used) => ORPHAN | of_use(used),
+        }
+    }
+}
+
+/// The chunk table of an arena, seen by one participant.
+#[derive(Clone, Copy)]
+pub(crate) struct Chunks<'a> {
+    pub(crate) segment: &'a Segment,
+}
+
+impl<'a> Chunks<'a> {
+    pub(crate) fn new(segment: &'a Segment) -> Self {
+        Self { segment }
+    }
+
+    /// Offset of a chunk's first byte.
+    pub(crate) fn offset(&self, chunk: u64) -> u64 {
+        layout::chunks_start(self.segment.capacity()) + chunk * CHUNK
+    }
+
+    /// The chunk that holds `offset`, if it lies in one that was ever claimed.
+    pub(crate) fn of_offset(&self, offset: u64) -> Option<u64> {
+        let chunk = offset.checked_sub(layout::chunks_start(self.segment.capacity()))? / CHUNK;
+        (chunk < self.high()).then_some(chunk)
+    }
+
+    /// Offset of a chunk's descriptor.
+    pub(crate) fn descriptor(chunk: u64) -> u64 {
+        DESCRIPTORS_START + chunk * DESCRIPTOR
+    }
+
+    /// A word of a chunk's descriptor.
+    pub(crate) fn word(&self, chunk: u64, field: u64) -> &'a core::sync::atomic::AtomicU64 {
+        self.segment.word(Self::descriptor(chunk) + field)
+    }
+
+    /// The line number of a run's counted line.
+    pub(crate) fn run_line(chunk: u64) -> u64 {
+        (Self::descriptor(chunk) + descriptor::RUN_LINE) / LINE
+    }
+
+    /// The run whose counted line is at `offset`, if there is one.
+    pub(crate) fn run_of_line(&self, offset: u64) -> Option<u64> {
+        let within = offset.checked_sub(DESCRIPTORS_START)?;
+        let chunk = within / DESCRIPTOR;
+        (within % DESCRIPTOR == descriptor::RUN_LINE && chunk < self.high()).then_some(chunk)
+    }
+
+    /// Chunks that were ever claimed.
+    pub(crate) fn high(&self) -> u64 {
+        // Whatever a broken peer wrote, never look beyond the table.
+        self.segment
+            .word(header::CHUNKS_HIGH)
+            .load(Ordering::Acquire)
+            .min(layout::chunk_count(self.segment.capacity()))
+    }
+
+    pub(crate) fn state(&self, chunk: u64) -> State {
+        State::from_word(self.word(chunk, descriptor::STATE).load(Ordering::Acquire))
+    }
+
+    /// Changes a chunk's state from exactly `from` to `to`.
+    pub(crate) fn change(&self, chunk: u64, from: State, to: State) -> bool {
+        // AcqRel: what the previous owner wrote into the descriptor is seen by the next one.
+        self.word(chunk, descriptor::STATE)
+            .compare_exchange(
+                from.to_word(),
+                to.to_word(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
+    }
+
+    /// Claims `count` chunks in a row for `me`, all in [`Use::Nothing`].
+    pub(crate) fn claim(&self, me: Owner, count: u64) -> Result<u64> {
+        if let Some(first) = self.claim_below_high(me, count) {
+            return Ok(first);
+        }
+        loop {
+            let high = self.high();
+            let total = layout::chunk_count(self.segment.capacity());
+            if count > total - high {
+                return self.claim_below_high(me, count).ok_or_else(|| {
+                    Error::capacity(count * CHUNK, self.segment.capacity(), "the allocation")
+                });
+            }
+            self.commit_descriptors(high + count)?;
+            if self
+                .segment
+                .word(header::CHUNKS_HIGH)
+                .compare_exchange(high, high + count, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+                && self.claim_exactly(me, high, count)
+            {
+                return Ok(high);
+            }
+        }
+    }
+
+    /// Claims `count` free chunks in a row among those that were in use before.
+    fn claim_below_high(&self, me: Owner, count: u64) -> Option<u64> {
+        let high = self.high();
+        let mut run = 0;
+        for chunk in 0..high {
+            run = if self.state(chunk) == State::Free {
+                run + 1
+            } else {
+                0
+            };
+            if run == count && self.claim_exactly(me, chunk + 1 - count, count) {
+                return Some(chunk + 1 - count);
+            }
+        }
+        None
+    }
+
+    fn claim_exactly(&self, me: Owner, first: u64, count: u64) -> bool {
+        for chunk in first..first + count {
+            if !self.change(chunk, State::Free, State::Owned(me, Use::Nothing)) {
+                for claimed in first..chunk {
+                    self.change(claimed, State::Owned(me, Use::Nothing), State::Free);
+                }
+                return false;
+            }
+            crate::failpoint!("chunk.claim.one");
+        }
+        true
+    }
+
+    fn commit_descriptors(&self, count: u64) -> Result<()> {
+        let high = self.segment.word(header::DESCRIPTORS_HIGH);
+        let committed = high.load(Ordering::Acquire);
+        if count > committed {
+            let wanted = count.next_multiple_of(DESCRIPTORS_STEP);
+            let start = DESCRIPTORS_START + committed * DESCRIPTOR;
+            let end = (DESCRIPTORS_START + wanted * DESCRIPTOR)
+                .min(layout::chunks_start(self.segment.capacity()));
+            self.segment
+                .commit(start, (end - start).next_multiple_of(PAGE))?;
+            high.fetch_max(wanted, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Commits a chunk's (or a run's) first `bytes`; only its owner calls this.
+    pub(crate) fn commit(&self, chunk: u64, bytes: u64) -> Result<()> {
+        let mark = self.word(chunk, descriptor::COMMITTED);
+        let committed = mark.load(Ordering::Relaxed);
+        if bytes <= committed {
+            return Ok(());
+        }
+        let wanted = bytes.next_multiple_of(PAGE);
+        self.segment
+            .commit(self.offset(chunk) + committed, wanted - committed)?;
+        self.segment
+            .word(header::COMMITTED)
+            .fetch_add(wanted - committed, Ordering::Relaxed);
+        mark.store(wanted, Ordering::Release);
+        Ok(())
+    }
+
+    /// Formats `count` freshly claimed chunks as one run and says how much of it is committed already.
+    pub(crate) fn format_run(&self, me: Owner, first: u64, count: u64) {
+        let mut committed = 0;
+        let mut generation = 0;
+        for chunk in first..first + count {
+            let own = self
+                .word(chunk, descriptor::COMMITTED)
+                .load(Ordering::Relaxed)
+                .min(CHUNK);
+            if committed == (chunk - first) * CHUNK {
+                committed += own;
+            }
+            generation = generation.max(
+                self.word(chunk, descriptor::GENERATION)
+                    .load(Ordering::Relaxed),
+            );
+        }
+        for chunk in first + 1..first + count {
+            let distance = (chunk - first) as u32;
+            self.word(chunk, descriptor::STATE).store(
+                State::Owned(me, Use::Tail(distance)).to_word(),
+                Ordering::Release,
+            );
+        }
+        self.word(first, descriptor::COMMITTED)
+            .store(committed, Ordering::Relaxed);
+        self.word(first, descriptor::GENERATION)
+            .store(generation, Ordering::Relaxed);
+        let line = self.segment.word(Self::run_line(first) * LINE);
+        let word = crate::line::Counted::new(generation, 0).to_word();
+        line.store(word, Ordering::Relaxed);
+        crate::failpoint!("chunk.run.unformatted");
+        // Release: whoever finds the head formatted sees its tails and its line.
+        self.word(first, descriptor::STATE).store(
+            State::Owned(me, Use::Run(count as u32)).to_word(),
+            Ordering::Release,
+        );
+    }
+
+    /// Gives the chunks of a run back, for whoever owns them as `from` says. The run's block must be free.
+    pub(crate) fn retire_run(&self, first: u64, count: u64, owner: Owner) {
+        let word = self
+            .segment
+            .word(Self::run_line(first) * LINE)
+            .load(Ordering::Acquire);
+        let next = crate::line::Counted::from_word(word).next_generation();
+        let committed = self
+            .word(first, descriptor::COMMITTED)
+            .load(Ordering::Relaxed);
+        for chunk in (first..first + count).rev() {
+            let index = chunk - first;
+            let used = if index == 0 {
+                Use::Run(count as u32)
+            } else {
+                Use::Tail(index as u32)
+            };
+            let ours = State::Owned(owner, used);
+            // Tails first, the head last: a kill between leaves a head that still names the whole run, and
+            // whoever reaps it passes over tails that are free or already someone else's. Nobody but the
+            // owner, or its one reaper, changes a chunk from this state, so the check holds.
+            if self.state(chunk) == ours {
+                let own = committed.saturating_sub(index * CHUNK).min(CHUNK);
+                self.word(chunk, descriptor::COMMITTED)
+                    .store(own, Ordering::Relaxed);
+                self.word(chunk, descriptor::GENERATION)
+                    .store(next, Ordering::Relaxed);
+                self.change(chunk, ours, State::Free);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_survive_their_word() {
+        let owner = Owner {
+            row: 4094,
+            epoch: 65_535,
+        };
+        for used in [
+            Use::Nothing,
+            Use::Slab(43),
+            Use::Run((1 << 30) - 1),
+            Use::Tail(7),
+            Use::Leases,
+        ] {
+            for state in [State::Owned(owner, used), State::Orphan(used)] {
+                assert_eq!(State::from_word(state.to_word()), state);
+            }
+        }
+        assert_eq!(State::from_word(State::Free.to_word()), State::Free);
+    }
+}

@@ -1,0 +1,129 @@
+//! What happened to the processes that an object belongs to, written into the object so that its waiters learn it.
+
+use core::sync::atomic::Ordering;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cells::Owner;
+use crate::layout::object;
+use crate::object::Object;
+use crate::participant::table::{read_text, write_text};
+
+const NONE: u64 = 0;
+const WRITING: u64 = 1;
+const VALID: u64 = 2;
+
+/// Which process of a context failed first, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerFailure {
+    /// Its rank in the context.
+    pub rank: u32,
+    /// Its process id.
+    pub pid: u32,
+    /// The cause, as a sentence ("was killed by SIGKILL").
+    pub cause: String,
+}
+
+impl fmt::Display for PeerFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} (pid {}) {}", self.rank, self.pid, self.cause)
+    }
+}
+
+impl std::error::Error for PeerFailure {}
+
+impl Object {
+    /// Writes down that the context this object belongs to has failed, and wakes whoever waits. The first
+    /// failure stays.
+    pub fn record_failure(&self, failure: &PeerFailure) {
+        let state = self.header(object::FAILURE);
+        if state
+            .compare_exchange(NONE, WRITING, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            self.header(object::FAILURE_WHO).store(
+                u64::from(failure.rank) | (u64::from(failure.pid) << 32),
+                Ordering::Relaxed,
+            );
+            let text = self.base() + object::FAILURE_TEXT;
+            write_text(
+                self.arena().segment(),
+                text,
+                object::FAILURE_TEXT_WORDS,
+                &failure.cause,
+            );
+            // Release: who sees VALID sees the record.
+            state.store(VALID, Ordering::Release);
+        }
+        self.notify_all();
+    }
+
+    /// The first failure of the context this object belongs to.
+    #[must_use]
+    pub fn failure(&self) -> Option<PeerFailure> {
+        if self.header(object::FAILURE).load(Ordering::Acquire) != VALID {
+            return None;
+        }
+        let who = self.header(object::FAILURE_WHO).load(Ordering::Relaxed);
+        let text = self.base() + object::FAILURE_TEXT;
+        Some(PeerFailure {
+            rank: who as u32,
+            pid: (who >> 32) as u32,
+            cause: read_text(self.arena().segment(), text, object::FAILURE_TEXT_WORDS),
+        })
+    }
+
+    /// Writes down that a process of the context returned in order, for the message of a queue that nobody reads
+    /// any more.
+    pub fn record_departure(&self, rank: u32, pid: u32) {
+        self.header(object::DEPARTED).store(
+            (u64::from(rank) + 1) | (u64::from(pid) << 32),
+            Ordering::Release,
+        );
+        self.notify_all();
+    }
+
+    /// The rank and pid of the process of the context that returned last.
+    #[must_use]
+    pub fn departed(&self) -> Option<(u32, u32)> {
+        let word = self.header(object::DEPARTED).load(Ordering::Acquire);
+        (word as u32)
+            .checked_sub(1)
+            .map(|rank| (rank, (word >> 32) as u32))
+    }
+
+    /// Names the participant whose supervisor will record failures in this object.
+    pub fn set_supervisor(&self, owner: Owner) {
+        self.header(object::SUPERVISOR).store(
+            (u64::from(owner.row) + 1) | (u64::from(owner.epoch) << 16),
+            Ordering::Release,
+        );
+    }
+
+    /// The participant that supervises a context this object belongs to, if it is still there.
+    #[must_use]
+    pub fn supervisor(&self) -> Option<Owner> {
+        let word = self.header(object::SUPERVISOR).load(Ordering::Acquire);
+        let row = (word as u16).checked_sub(1)?;
+        let owner = Owner {
+            row,
+            epoch: (word >> 16) as u16,
+        };
+        self.arena().is_present(owner).then_some(owner)
+    }
+
+    /// The pid of the participant that died last while it held this object.
+    #[must_use]
+    pub fn bereaved(&self) -> Option<u32> {
+        match self.header(object::BEREAVED).load(Ordering::Acquire) {
+            0 => None,
+            pid => Some(pid as u32),
+        }
+    }
+
+    pub(crate) fn set_bereaved(&self, pid: u32) {
+        self.header(object::BEREAVED)
+            .store(pid.into(), Ordering::Release);
+    }
+}

@@ -1,0 +1,299 @@
+//! A reference that this process holds: one lease entry, shared by any number of local handles.
+//!
+//! Cloning and dropping a handle touches a process-local count only. When the last local handle goes, the
+//! process gives its one reference back, by the steps of the protocol (`docs/src/protocols.md`, "drop").
+
+use core::fmt;
+use core::sync::atomic::{Ordering, fence};
+
+use crate::arena::Arena;
+use crate::error::{Error, ErrorKind, Result};
+use crate::heap;
+use crate::layout::{LINE, counted};
+use crate::lease::Kind;
+use crate::line::{self, Counted, Mode, Tag};
+use crate::object;
+
+/// One reference of this process to a counted line.
+pub(crate) struct Held {
+    arena: Arena,
+    pub(crate) lease: u32,
+    pub(crate) line: u64,
+    pub(crate) generation: u64,
+    armed: bool,
+}
+
+impl Held {
+    /// Allocates a block of at least `bytes` bytes.
+    pub(crate) fn allocate(arena: &Arena, bytes: u64, mode: Mode) -> Result<Self> {
+        arena.check_not_forked("allocating a block")?;
+        let leases = arena.leases();
+        let lease = leases.reserve(arena.segment())?;
+        match arena
+            .heap()
+            .allocate(arena.segment(), leases, lease, bytes, mode)
+        {
+            Ok(block) => Ok(Self::adopt(arena, lease, block.line, block.generation)),
+            Err(error) => {
+                leases.put_back(lease);
+                Err(error.while_doing(format_args!(
+                    "allocating {} of shared memory",
+                    crate::error::Bytes(bytes)
+                )))
+            }
+        }
+    }
+
+    /// Wraps a lease entry that counts from now on as HELD by one local handle.
+    pub(crate) fn adopt(arena: &Arena, lease: u32, line: u64, generation: u64) -> Self {
+        arena.leases().local(lease).store(1, Ordering::Relaxed);
+        Self {
+            arena: arena.clone(),
+            lease,
+            line,
+            generation,
+            armed: true,
+        }
+    }
+
+    /// Takes one more reference to a line that somebody else is known to hold, as by a handle that was sent.
+    pub(crate) fn open(arena: &Arena, line: u64, generation: u64) -> Result<Self> {
+        arena.check_not_forked("opening a handle")?;
+        let lease = arena.leases().reserve(arena.segment())?;
+        match line::increment(
+            arena.segment().word(line * LINE + counted::WORD),
+            generation,
+        ) {
+            Ok(()) => {
+                // Recorded after the increment: a kill between leaks one count, never frees early.
+                arena
+                    .leases()
+                    .record(arena.segment(), lease, Kind::Held, line, generation);
+                Ok(Self::adopt(arena, lease, line, generation))
+            }
+            Err(error) => {
+                arena.leases().put_back(lease);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the line of an end or slot anew, held once: (g, 0) → (g + 1, 1). `None` if it is not free.
+    pub(crate) fn acquire_free(arena: &Arena, line: u64) -> Result<Option<Self>> {
+        let segment = arena.segment();
+        let word = segment.word(line * LINE + counted::WORD);
+        let seen = word.load(Ordering::Relaxed);
+        let free = Counted::from_word(seen);
+        if free.count != 0 {
+            return Ok(None);
+        }
+        let lease = arena.leases().reserve(segment)?;
+        let generation = free.next_generation();
+        arena
+            .leases()
+            .record(segment, lease, Kind::Alloc, line, generation);
+        // Acquire: pairs with the release of whoever dropped it; its accesses are over.
+        let won = word
+            .compare_exchange(
+                seen,
+                Counted::new(generation, 1).to_word(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok();
+        if won {
+            arena.leases().set(segment, lease, Kind::Held);
+            Ok(Some(Self::adopt(arena, lease, line, generation)))
+        } else {
+            arena.leases().clear(segment, lease);
+            arena.leases().put_back(lease);
+            Ok(None)
+        }
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Whether no other handle in this process shares the reference.
+    pub(crate) fn is_locally_unique(&self) -> bool {
+        // Acquire: pairs with the release in `drop`, so what other handles did is over.
+        self.arena
+            .leases()
+            .local(self.lease)
+            .load(Ordering::Acquire)
+            == 1
+    }
+
+    /// Whether this process holds the only reference there is, through this one handle.
+    pub(crate) fn is_sole(&self) -> bool {
+        let word = self
+            .arena
+            .segment()
+            .word(self.line * LINE + counted::WORD)
+            .load(Ordering::Acquire);
+        self.is_locally_unique() && Counted::from_word(word) == Counted::new(self.generation, 1)
+    }
+
+    /// Forgets the reference without giving it back: a message owns it now. The entry is FREE already.
+    pub(crate) fn disarm(mut self) {
+        self.armed = false;
+        self.arena
+            .leases()
+            .local(self.lease)
+            .store(0, Ordering::Relaxed);
+        self.arena.leases().put_back(self.lease);
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        self.arena
+            .leases()
+            .local(self.lease)
+            .fetch_add(1, Ordering::Relaxed);
+        Self {
+            arena: self.arena.clone(),
+            ..*self
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.armed || self.arena.is_forked() {
+            return;
+        }
+        // Release, then acquire by the last: as in `Arc`, all uses of the thing come before its release.
+        if self
+            .arena
+            .leases()
+            .local(self.lease)
+            .fetch_sub(1, Ordering::Release)
+            == 1
+        {
+            fence(Ordering::Acquire);
+            give_back(&self.arena, self.lease, self.line, self.generation);
+        }
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.line, self.generation)
+    }
+}
+
+/// Gives back the reference recorded in the own entry `lease`, and puts the entry back.
+pub(crate) fn give_back(arena: &Arena, lease: u32, line: u64, generation: u64) {
+    let segment = arena.segment();
+    let leases = arena.leases();
+    let word = segment.word(line * LINE + counted::WORD);
+    loop {
+        let seen = word.load(Ordering::Acquire);
+        let now = Counted::from_word(seen);
+        if now.generation != generation || now.count == 0 {
+            tracing::error!(line, generation, found = ?now, "a reference was given back twice; a participant wrote where it must not");
+            leases.clear(segment, lease);
+            break;
+        }
+        if now.count == 1 {
+            leases.set(segment, lease, Kind::Dropping);
+            crate::failpoint!("block.drop.recorded");
+            let freed = free_last(arena, line, generation);
+            crate::failpoint!("block.drop.uncounted");
+            if !freed {
+                // Somebody opened it by its handle meanwhile.
+                leases.set(segment, lease, Kind::Held);
+                continue;
+            }
+            leases.clear(segment, lease);
+            break;
+        }
+        // The record goes before the count: a kill between leaks one count, which the audit finds.
+        leases.clear(segment, lease);
+        crate::failpoint!("block.drop.cleared");
+        if subtract_shared(arena, line, generation) {
+            break;
+        }
+        leases.record(segment, lease, Kind::Held, line, generation);
+    }
+    leases.put_back(lease);
+}
+
+/// Subtracts one from a count above 1. `false` if the count has become 1: the caller is the sole holder.
+pub(crate) fn subtract_shared(arena: &Arena, line: u64, generation: u64) -> bool {
+    let word = arena.segment().word(line * LINE + counted::WORD);
+    let mut seen = word.load(Ordering::Relaxed);
+    loop {
+        let now = Counted::from_word(seen);
+        if now.generation != generation || now.count == 0 {
+            return true;
+        }
+        if now.count == 1 {
+            return false;
+        }
+        let less = Counted::new(generation, now.count - 1).to_word();
+        // Release: pairs with the acquire of the last holder, which may free the thing.
+        match word.compare_exchange_weak(seen, less, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(other) => seen = other,
+        }
+    }
+}
+
+/// The last reference goes: empties what an object holds, takes the count to 0 and tells whom it concerns.
+/// The caller has a DROPPING entry for it. `false` if the caller is not the last one any more.
+pub(crate) fn free_last(arena: &Arena, line: u64, generation: u64) -> bool {
+    let segment = arena.segment();
+    let meta = segment
+        .word(line * LINE + counted::META)
+        .load(Ordering::Acquire);
+    let tag = Tag::from_meta(meta);
+    if tag == Some(Tag::Block) {
+        if Mode::from_meta(meta) == Some(Mode::Object) {
+            object::empty(arena, line, generation);
+        }
+        if heap::owner_of_line(segment, line) != Some(arena.me()) {
+            heap::hint_before_free(segment, line);
+        }
+    }
+    let last = Counted::new(generation, 1).to_word();
+    let free = Counted::new(generation, 0).to_word();
+    let word = segment.word(line * LINE + counted::WORD);
+    // Release: whoever makes it anew (acquire) does so after all uses.
+    if word
+        .compare_exchange(last, free, Ordering::AcqRel, Ordering::Relaxed)
+        .is_err()
+    {
+        return false;
+    }
+    after_free(arena, line, tag, meta);
+    true
+}
+
+/// What follows a count of 0; repeated by the reaper of whoever died before it was done.
+pub(crate) fn after_free(arena: &Arena, line: u64, tag: Option<Tag>, meta: u64) {
+    let segment = arena.segment();
+    match tag {
+        Some(Tag::Block) => {
+            if heap::owner_of_line(segment, line) == Some(arena.me()) {
+                arena.heap().freed_here(segment, line);
+            } else {
+                heap::hint_after_free(segment, line);
+            }
+        }
+        Some(Tag::End | Tag::Slot) => object::notify_all(arena, Tag::object_of(meta)),
+        None => {}
+    }
+}
+
+/// An error for a handle whose line is not what the handle says.
+pub(crate) fn stale(line: u64, generation: u64) -> Error {
+    Error::new(
+        ErrorKind::Stale,
+        format!(
+            "the handle names generation {generation} of line {line}, which is no longer there: its last holder has dropped it"
+        ),
+    )
+}

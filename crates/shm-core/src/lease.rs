@@ -1,0 +1,346 @@
+//! Leases: what each participant holds, written down where its reapers can read it.
+//!
+//! An entry is four words: state `{kind: 4 | epoch: 16 | line: 38}`, the generation of that line, and a ticket
+//! (line of a cell, position) for references that are on their way. A participant alone writes its entries
+//! while it lives; after its death they change only by compare-and-swap on the exact state word, epoch
+//! included. Whether an entry counts as its participant's reference:
+//!
+//! | kind | counts |
+//! |---|---|
+//! | ALLOC | only if the line already shows the entry's generation |
+//! | HELD | yes |
+//! | GIVING | only while the ticket's cell is still CLAIMED by this participant at that position |
+//! | RECV | only once the ticket's cell is no longer TAKING by this participant at that position |
+//! | GIVING_LANE | only while the ticket's cell is FREE at that position |
+//! | RECV_LANE | only once the ticket's cell is no longer READY at that position |
+//! | DROPPING | yes, if the line is still (generation, 1) |
+//!
+//! Tickets are written before the state word that makes them count.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+
+use crate::cells::Owner;
+use crate::chunk::{Chunks, State, Use};
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::{LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, row};
+use crate::segment::Segment;
+
+/// What an entry says about its participant and the line it names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Free = 0,
+    Alloc = 1,
+    Held = 2,
+    Giving = 3,
+    Recv = 4,
+    GivingLane = 5,
+    RecvLane = 6,
+    Dropping = 7,
+}
+
+impl Kind {
+    const fn from_code(code: u64) -> Self {
+        match code {
+            1 => Self::Alloc,
+            2 => Self::Held,
+            3 => Self::Giving,
+            4 => Self::Recv,
+            5 => Self::GivingLane,
+            6 => Self::RecvLane,
+            7 => Self::Dropping,
+            _ => Self::Free,
+        }
+    }
+}
+
+/// An entry's state word, taken apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Entry {
+    pub(crate) kind: Kind,
+    pub(crate) epoch: u16,
+    pub(crate) line: u64,
+}
+
+impl Entry {
+    pub(crate) const fn from_word(word: u64) -> Self {
+        Self {
+            kind: Kind::from_code(word & 0xf),
+            epoch: (word >> 4) as u16,
+            line: (word >> 20) & ((1 << 38) - 1),
+        }
+    }
+
+    pub(crate) const fn to_word(self) -> u64 {
+        (self.kind as u64) | ((self.epoch as u64) << 4) | (self.line << 20)
+    }
+
+    pub(crate) const fn with(self, kind: Kind) -> Self {
+        Self { kind, ..self }
+    }
+}
+
+/// The four words of one entry in shared memory.
+#[derive(Clone, Copy)]
+pub(crate) struct EntryRef<'a> {
+    pub(crate) state: &'a AtomicU64,
+    pub(crate) generation: &'a AtomicU64,
+    pub(crate) ticket_cell: &'a AtomicU64,
+    pub(crate) ticket_position: &'a AtomicU64,
+}
+
+impl<'a> EntryRef<'a> {
+    fn at(segment: &'a Segment, offset: u64) -> Self {
+        let [state, generation, ticket_cell, ticket_position] =
+            [0, 8, 16, 24].map(|field| segment.word(offset + field));
+        Self {
+            state,
+            generation,
+            ticket_cell,
+            ticket_position,
+        }
+    }
+
+    pub(crate) fn load(&self) -> Entry {
+        Entry::from_word(self.state.load(Ordering::Acquire))
+    }
+
+    /// Changes the entry from exactly `from` to `to`; how everyone but its living owner changes one.
+    pub(crate) fn change(&self, from: Entry, to: Entry) -> bool {
+        self.state
+            .compare_exchange(
+                from.to_word(),
+                to.to_word(),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .is_ok()
+    }
+
+    fn store(&self, entry: Entry) {
+        // Release: a reaper that reads the state word sees the words it makes valid.
+        self.state.store(entry.to_word(), Ordering::Release);
+    }
+}
+
+/// The lease chunks of a row, as its directory names them; the directory is checked, not trusted.
+fn lease_chunk(segment: &Segment, row_number: u16, slot: u64) -> Option<u64> {
+    let word = ROWS_START + u64::from(row_number) * ROW + row::DIRECTORY + slot * 8;
+    let chunk = segment.word(word).load(Ordering::Acquire).checked_sub(1)?;
+    let chunks = Chunks::new(segment);
+    let leases = matches!(
+        chunks.state(chunk.min(chunks.high())),
+        State::Owned(_, Use::Leases)
+    );
+    (chunk < chunks.high() && leases).then_some(chunk)
+}
+
+/// Every entry that a participant's row ever used.
+pub(crate) fn entries_of(segment: &Segment, row_number: u16) -> impl Iterator<Item = EntryRef<'_>> {
+    let high = segment
+        .word(ROWS_START + u64::from(row_number) * ROW + row::LEASES_HIGH)
+        .load(Ordering::Acquire)
+        .min(row::DIRECTORY_WORDS * LEASES_PER_CHUNK);
+    let slots = high.div_ceil(LEASES_PER_CHUNK);
+    (0..slots).flat_map(move |slot| {
+        let used = (high - slot * LEASES_PER_CHUNK).min(LEASES_PER_CHUNK);
+        lease_chunk(segment, row_number, slot)
+            .into_iter()
+            .flat_map(move |chunk| {
+                let start = Chunks::new(segment).offset(chunk);
+                (0..used).map(move |index| EntryRef::at(segment, start + index * LEASE))
+            })
+    })
+}
+
+/// This process's own leases: the shared entries, and beside each the number of local handles to it.
+pub(crate) struct Leases {
+    me: Owner,
+    pool: Mutex<Pool>,
+    chunks: [AtomicU64; row::DIRECTORY_WORDS as usize],
+    locals: [OnceLock<Box<[AtomicU32]>>; row::DIRECTORY_WORDS as usize],
+}
+
+struct Pool {
+    free: Vec<u32>,
+    high: u64,
+    committed: u64,
+}
+
+impl Leases {
+    pub(crate) fn new(me: Owner) -> Self {
+        Self {
+            me,
+            pool: Mutex::new(Pool {
+                free: Vec::new(),
+                high: 0,
+                committed: 0,
+            }),
+            chunks: [const { AtomicU64::new(0) }; row::DIRECTORY_WORDS as usize],
+            locals: [const { OnceLock::new() }; row::DIRECTORY_WORDS as usize],
+        }
+    }
+
+    /// An entry of one's own to write into; it is FREE.
+    pub(crate) fn reserve(&self, segment: &Segment) -> Result<u32> {
+        let mut pool = self.pool.lock();
+        if let Some(index) = pool.free.pop() {
+            return Ok(index);
+        }
+        if pool.high == pool.committed {
+            self.grow(segment, &mut pool)?;
+        }
+        let index = pool.high;
+        pool.high += 1;
+        segment
+            .word(ROWS_START + u64::from(self.me.row) * ROW + row::LEASES_HIGH)
+            .store(pool.high, Ordering::Release);
+        Ok(index as u32)
+    }
+
+    /// Puts back an entry that is FREE again.
+    pub(crate) fn put_back(&self, index: u32) {
+        self.pool.lock().free.push(index);
+    }
+
+    fn grow(&self, segment: &Segment, pool: &mut Pool) -> Result<()> {
+        let chunks = Chunks::new(segment);
+        let slot = (pool.committed / LEASES_PER_CHUNK) as usize;
+        if slot >= self.chunks.len() {
+            let entries = (row::DIRECTORY_WORDS * LEASES_PER_CHUNK) as u32;
+            return Err(Error::new(
+                ErrorKind::LeasesFull { entries },
+                format!(
+                    "this process already holds {entries} references, as many as its lease table has room for; drop tensors that are no longer needed"
+                ),
+            ));
+        }
+        let within = pool.committed % LEASES_PER_CHUNK;
+        if within == 0 {
+            let chunk = chunks.claim(self.me, 1)?;
+            let formatted = chunks.commit(chunk, LEASES_STEP * LEASE);
+            if let Err(error) = formatted {
+                chunks.change(chunk, State::Owned(self.me, Use::Nothing), State::Free);
+                return Err(error);
+            }
+            // A recycled chunk may hold anything: entries start out FREE.
+            for index in 0..LEASES_STEP {
+                segment
+                    .word(chunks.offset(chunk) + index * LEASE)
+                    .store(0, Ordering::Relaxed);
+            }
+            chunks.change(
+                chunk,
+                State::Owned(self.me, Use::Nothing),
+                State::Owned(self.me, Use::Leases),
+            );
+            crate::failpoint!("lease.chunk.unlisted");
+            segment
+                .word(ROWS_START + u64::from(self.me.row) * ROW + row::DIRECTORY + slot as u64 * 8)
+                .store(chunk + 1, Ordering::Release);
+            self.chunks[slot].store(chunks.offset(chunk), Ordering::Release);
+        } else {
+            let start = self.chunks[slot].load(Ordering::Acquire);
+            let chunk = chunks.of_offset(start).unwrap_or(0);
+            chunks.commit(chunk, (within + LEASES_STEP) * LEASE)?;
+            for index in within..within + LEASES_STEP {
+                segment
+                    .word(start + index * LEASE)
+                    .store(0, Ordering::Relaxed);
+            }
+        }
+        self.locals[slot]
+            .get_or_init(|| (0..LEASES_PER_CHUNK).map(|_| AtomicU32::new(0)).collect());
+        pool.committed += LEASES_STEP;
+        Ok(())
+    }
+
+    fn entry<'a>(&self, segment: &'a Segment, index: u32) -> EntryRef<'a> {
+        let slot = index as usize / LEASES_PER_CHUNK as usize;
+        let within = u64::from(index) % LEASES_PER_CHUNK;
+        EntryRef::at(
+            segment,
+            self.chunks[slot].load(Ordering::Relaxed) + within * LEASE,
+        )
+    }
+
+    /// The number of local handles that share an entry.
+    pub(crate) fn local(&self, index: u32) -> &AtomicU32 {
+        let slot = index as usize / LEASES_PER_CHUNK as usize;
+        let within = index as usize % LEASES_PER_CHUNK as usize;
+        match self.locals[slot].get() {
+            Some(counts) => &counts[within],
+            // `reserve` gives out no index before its counts exist.
+            None => unreachable!("lease {index} was never reserved"),
+        }
+    }
+
+    /// Writes an entry: generation first, then the state that makes it count.
+    pub(crate) fn record(
+        &self,
+        segment: &Segment,
+        index: u32,
+        kind: Kind,
+        line: u64,
+        generation: u64,
+    ) {
+        let entry = self.entry(segment, index);
+        entry.generation.store(generation, Ordering::Relaxed);
+        entry.store(Entry {
+            kind,
+            epoch: self.me.epoch,
+            line,
+        });
+    }
+
+    /// Changes the kind of an own entry.
+    pub(crate) fn set(&self, segment: &Segment, index: u32, kind: Kind) {
+        let entry = self.entry(segment, index);
+        entry.store(entry.load().with(kind));
+    }
+
+    /// Writes an entry for a reference that is on its way through a cell: ticket first, then the state.
+    pub(crate) fn record_ticket(
+        &self,
+        segment: &Segment,
+        index: u32,
+        reference: (Kind, u64, u64),
+        ticket: Ticket,
+    ) {
+        let (kind, line, generation) = reference;
+        let entry = self.entry(segment, index);
+        entry.generation.store(generation, Ordering::Relaxed);
+        entry
+            .ticket_cell
+            .store(ticket.cell / LINE, Ordering::Relaxed);
+        entry
+            .ticket_position
+            .store(ticket.position, Ordering::Relaxed);
+        entry.store(Entry {
+            kind,
+            epoch: self.me.epoch,
+            line,
+        });
+    }
+
+    /// Makes an own entry FREE; the caller puts it back or goes on using it.
+    pub(crate) fn clear(&self, segment: &Segment, index: u32) {
+        self.entry(segment, index).store(Entry {
+            kind: Kind::Free,
+            epoch: self.me.epoch,
+            line: 0,
+        });
+    }
+}
+
+/// Which message a reference travels with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    /// Offset of the cell's word.
+    pub(crate) cell: u64,
+    /// The position at which the cell is written or read.
+    pub(crate) position: u64,
+}

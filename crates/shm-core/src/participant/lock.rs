@@ -1,0 +1,198 @@
+//! One byte of the arena's file per participant, locked while it lives: a sign of life that reaches across pid namespaces.
+//!
+//! The locks belong to an open file description (OFD locks), and the kernel drops them when its last descriptor closes, however the process ends. The
+//! description is one of our own, opened again through /proc, so that closing another descriptor of the same file loses nothing. Still it is a hint only: a
+//! bare fork keeps a dead parent's lock, and a process that closes descriptors wholesale loses its own while it lives.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The lock bytes of an arena, through a file description of this process's own.
+#[derive(Debug)]
+pub struct RowLocks {
+    file: OwnedFd,
+    base: u64,
+}
+
+impl RowLocks {
+    /// Opens the arena's file again; row 0's byte lies at offset `base`, the others follow it. Only locks lie there, nothing is read or written.
+    ///
+    /// # Errors
+    /// What the system answers, for example when /proc is not mounted.
+    pub fn open(arena: BorrowedFd<'_>, base: u64) -> Result<Self> {
+        let path = format!("/proc/self/fd/{}", arena.as_raw_fd());
+        let file =
+            open(&*path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
+                Error::system(
+                    "open",
+                    errno,
+                    format!("opening the arena's file again by {path}, for locks of its own"),
+                )
+            })?;
+        Ok(Self { file, base })
+    }
+
+    /// Locks the byte of `row` for as long as this value (or a copy of its descriptor) exists; `false` if another description holds it.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn try_lock(&self, row: u16) -> Result<bool> {
+        match self.control(libc::F_OFD_SETLK, libc::F_WRLCK, row) {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+            Err(errno) => Err(self.failure("fcntl(F_OFD_SETLK)", errno, row)),
+        }
+    }
+
+    /// Lets go of the byte of `row`.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn unlock(&self, row: u16) -> Result<()> {
+        self.control(libc::F_OFD_SETLK, libc::F_UNLCK, row)
+            .map(drop)
+            .map_err(|errno| self.failure("fcntl(F_OFD_SETLK)", errno, row))
+    }
+
+    /// Whether another description than this one holds the byte of `row`. A lock of our own does not show.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn is_held_elsewhere(&self, row: u16) -> Result<bool> {
+        match self.control(libc::F_OFD_GETLK, libc::F_WRLCK, row) {
+            Ok(found) => Ok(found != libc::F_UNLCK),
+            Err(errno) => Err(self.failure("fcntl(F_OFD_GETLK)", errno, row)),
+        }
+    }
+
+    /// One fcntl on the byte of `row`; answers the lock type that the kernel left in the structure.
+    fn control(
+        &self,
+        command: libc::c_int,
+        kind: libc::c_int,
+        row: u16,
+    ) -> std::result::Result<libc::c_int, Errno> {
+        let start = self
+            .base
+            .checked_add(row.into())
+            .and_then(|at| i64::try_from(at).ok())
+            .ok_or(Errno::OVERFLOW)?;
+        let mut lock = libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: start,
+            l_len: 1,
+            // OFD locks demand 0 here.
+            l_pid: 0,
+        };
+        // SAFETY: these commands read and write one `flock`, which `lock` is for the whole call; the descriptor is open as long as `self`.
+        let answer = unsafe { libc::fcntl(self.file.as_fd().as_raw_fd(), command, &raw mut lock) };
+        if answer == -1 {
+            let error = std::io::Error::last_os_error();
+            return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        }
+        Ok(lock.l_type.into())
+    }
+
+    fn failure(&self, operation: &'static str, errno: Errno, row: u16) -> Error {
+        if errno == Errno::OVERFLOW {
+            return Error::new(
+                ErrorKind::Layout,
+                format!(
+                    "the lock byte of row {row} would lie at {} + {row}, past the largest file offset",
+                    self.base
+                ),
+            );
+        }
+        Error::system(
+            operation,
+            errno,
+            format!(
+                "the life lock of participant row {row} (byte {} + {row})",
+                self.base
+            ),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Held, rerun};
+    use rustix::process::Signal;
+
+    const BASE: u64 = 1 << 30;
+
+    fn locks(file: &std::fs::File) -> RowLocks {
+        RowLocks::open(file.as_fd(), BASE).unwrap()
+    }
+
+    #[test]
+    fn a_row_is_locked_by_one_description_only() {
+        let file = tempfile::tempfile().unwrap();
+        let (one, other) = (locks(&file), locks(&file));
+        assert!(one.try_lock(4094).unwrap());
+        assert!(
+            one.try_lock(4094).unwrap(),
+            "asking again is no conflict with ourselves"
+        );
+        assert!(!other.try_lock(4094).unwrap());
+        assert!(other.is_held_elsewhere(4094).unwrap());
+        assert!(!one.is_held_elsewhere(4094).unwrap());
+        assert!(!other.is_held_elsewhere(4093).unwrap());
+        one.unlock(4094).unwrap();
+        assert!(!other.is_held_elsewhere(4094).unwrap());
+    }
+
+    #[test]
+    fn closing_another_descriptor_of_the_file_keeps_the_lock() {
+        let file = tempfile::tempfile().unwrap();
+        let (one, other) = (locks(&file), locks(&file));
+        assert!(one.try_lock(1).unwrap());
+        drop(file);
+        assert!(other.is_held_elsewhere(1).unwrap());
+        drop(one);
+        assert!(!other.is_held_elsewhere(1).unwrap());
+    }
+
+    #[test]
+    fn a_byte_past_the_largest_offset_is_an_error() {
+        let file = tempfile::tempfile().unwrap();
+        let locks = RowLocks::open(file.as_fd(), i64::MAX as u64).unwrap();
+        assert_eq!(locks.try_lock(1).unwrap_err().kind(), &ErrorKind::Layout);
+    }
+
+    #[test]
+    fn a_stopped_process_keeps_its_lock_and_a_killed_one_loses_it() {
+        const PLACE: &str = "SHM_CORE_TEST_LOCKED_FILE";
+        let Some(mut child) = rerun(
+            "participant::lock::tests::a_stopped_process_keeps_its_lock_and_a_killed_one_loses_it",
+        ) else {
+            let file = std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(std::env::var_os(PLACE).unwrap())
+                .unwrap();
+            assert!(
+                locks(&file).try_lock(7).unwrap(),
+                "the lock is taken and lost again with its description"
+            );
+            let held = locks(&file);
+            assert!(held.try_lock(7).unwrap());
+            return Held::stay();
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let locks = locks(file.as_file());
+        let child = Held::start(child.env(PLACE, file.path()));
+        assert!(locks.is_held_elsewhere(7).unwrap());
+        child.signal(Signal::STOP);
+        assert!(locks.is_held_elsewhere(7).unwrap());
+        child.signal(Signal::KILL);
+        child.wait_until_ended();
+        assert!(!locks.is_held_elsewhere(7).unwrap());
+    }
+}

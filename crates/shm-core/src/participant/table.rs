@@ -1,0 +1,288 @@
+//! The participant table: one row per process, with its identity and its flight recorder.
+//!
+//! A row's state word is `{state: 4 | epoch: 16 | pid: 32}`, changed by compare-and-swap only:
+//! FREE(e) → JOINING(e+1, pid) → ALIVE → FREE(e+1), the last by the participant itself or by a reaper, after
+//! everything that names the row is reaped. The pid is in the word from the first step on, so a process that
+//! dies while joining can be reaped as well.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cells::Owner;
+use crate::clock::now_ns;
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::{PAGE, ROW, ROWS, ROWS_START, ROWS_STEP, WORD, header, row};
+use crate::participant::liveness::Identity;
+use crate::segment::Segment;
+
+/// What a row is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Life {
+    Free,
+    Joining,
+    Alive,
+}
+
+/// A row's state word, taken apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RowState {
+    pub(crate) life: Life,
+    pub(crate) epoch: u16,
+    pub(crate) pid: u32,
+}
+
+impl RowState {
+    pub(crate) const fn from_word(word: u64) -> Self {
+        let life = match word & 0xf {
+            1 => Life::Joining,
+            2 => Life::Alive,
+            _ => Life::Free,
+        };
+        Self {
+            life,
+            epoch: (word >> 4) as u16,
+            pid: (word >> 20) as u32,
+        }
+    }
+
+    pub(crate) const fn to_word(self) -> u64 {
+        let life = match self.life {
+            Life::Free => 0,
+            Life::Joining => 1,
+            Life::Alive => 2,
+        };
+        life | ((self.epoch as u64) << 4) | ((self.pid as u64) << 20)
+    }
+}
+
+/// One row, seen through the mapping.
+#[derive(Clone, Copy)]
+pub(crate) struct Row<'a> {
+    segment: &'a Segment,
+    pub(crate) number: u16,
+}
+
+impl<'a> Row<'a> {
+    /// The row of that number, if it is committed.
+    pub(crate) fn get(segment: &'a Segment, number: u16) -> Option<Self> {
+        (u64::from(number) < rows_high(segment)).then_some(Self { segment, number })
+    }
+
+    pub(crate) fn word(&self, field: u64) -> &'a AtomicU64 {
+        self.segment
+            .word(ROWS_START + u64::from(self.number) * ROW + field)
+    }
+
+    pub(crate) fn state(&self) -> RowState {
+        RowState::from_word(self.word(row::STATE).load(Ordering::Acquire))
+    }
+
+    /// Who is in the row now, if anyone is.
+    pub(crate) fn occupant(&self) -> Option<(Owner, RowState)> {
+        let state = self.state();
+        (state.life != Life::Free).then_some((
+            Owner {
+                row: self.number,
+                epoch: state.epoch,
+            },
+            state,
+        ))
+    }
+
+    pub(crate) fn change(&self, from: RowState, to: RowState) -> bool {
+        self.word(row::STATE)
+            .compare_exchange(
+                from.to_word(),
+                to.to_word(),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .is_ok()
+    }
+
+    /// Writes a text into a field of `words` words; longer texts are cut at a character.
+    pub(crate) fn write_text(&self, field: u64, words: u64, text: &str) {
+        write_text(
+            self.segment,
+            ROWS_START + u64::from(self.number) * ROW + field,
+            words,
+            text,
+        );
+    }
+
+    /// Reads a text back; whatever bytes are there become some text.
+    pub(crate) fn read_text(&self, field: u64, words: u64) -> String {
+        read_text(
+            self.segment,
+            ROWS_START + u64::from(self.number) * ROW + field,
+            words,
+        )
+    }
+}
+
+/// Writes `{length, bytes…}` into `words` words at `offset`.
+pub(crate) fn write_text(segment: &Segment, offset: u64, words: u64, text: &str) {
+    let most = ((words - 1) * WORD) as usize;
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    segment.word(offset).store(0, Ordering::Relaxed);
+    for (index, bytes) in text.as_bytes()[..end].chunks(8).enumerate() {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        segment
+            .word(offset + (index as u64 + 1) * WORD)
+            .store(u64::from_le_bytes(word), Ordering::Relaxed);
+    }
+    // Release: who sees the length sees the bytes.
+    segment.word(offset).store(end as u64, Ordering::Release);
+}
+
+/// Reads what [`write_text`] wrote.
+pub(crate) fn read_text(segment: &Segment, offset: u64, words: u64) -> String {
+    let length = segment
+        .word(offset)
+        .load(Ordering::Acquire)
+        .min((words - 1) * WORD) as usize;
+    let mut bytes = Vec::with_capacity(length.next_multiple_of(8));
+    for index in 0..length.div_ceil(8) {
+        let word = segment
+            .word(offset + (index as u64 + 1) * WORD)
+            .load(Ordering::Relaxed);
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    bytes.truncate(length);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Rows that are committed.
+pub(crate) fn rows_high(segment: &Segment) -> u64 {
+    segment
+        .word(header::ROWS_HIGH)
+        .load(Ordering::Acquire)
+        .min(ROWS)
+}
+
+/// Every row that is committed.
+pub(crate) fn rows(segment: &Segment) -> impl Iterator<Item = Row<'_>> {
+    (0..rows_high(segment)).map(move |number| Row {
+        segment,
+        number: number as u16,
+    })
+}
+
+/// Commits the first step of rows, or the next one.
+pub(crate) fn commit_rows(segment: &Segment, high: u64) -> Result<()> {
+    let wanted = (high + ROWS_STEP).min(ROWS);
+    let start = ROWS_START + high * ROW;
+    let end = (ROWS_START + wanted * ROW).next_multiple_of(PAGE);
+    segment.commit(start, end - start)?;
+    segment
+        .word(header::ROWS_HIGH)
+        .fetch_max(wanted, Ordering::AcqRel);
+    Ok(())
+}
+
+/// Takes a free row for this process. It counts as a participant once [`enter`] was called.
+pub(crate) fn join(segment: &Segment, who: Identity) -> Result<Owner> {
+    loop {
+        for row in rows(segment) {
+            let state = row.state();
+            if state.life != Life::Free {
+                continue;
+            }
+            let epoch = state.epoch.wrapping_add(1);
+            if !row.change(
+                state,
+                RowState {
+                    life: Life::Joining,
+                    epoch,
+                    pid: who.pid,
+                },
+            ) {
+                continue;
+            }
+            row.word(row::REAPER).store(0, Ordering::Relaxed);
+            row.word(row::START_TIME)
+                .store(who.start_time, Ordering::Relaxed);
+            row.word(row::PID_NAMESPACE)
+                .store(who.namespace, Ordering::Relaxed);
+            row.word(row::LEASES_HIGH).store(0, Ordering::Relaxed);
+            row.word(row::JOINED).store(now_ns(), Ordering::Relaxed);
+            row.word(row::WAITING_FOR).store(0, Ordering::Relaxed);
+            for index in 0..row::DIRECTORY_WORDS {
+                row.word(row::DIRECTORY + index * WORD)
+                    .store(0, Ordering::Relaxed);
+            }
+            for index in 0..row::DIRTY_WORDS {
+                row.word(row::DIRTY + index * WORD)
+                    .store(0, Ordering::Relaxed);
+            }
+            for (field, words) in [
+                (row::NAME, row::NAME_WORDS),
+                (row::TASK, row::TASK_WORDS),
+                (row::PANIC, row::PANIC_WORDS),
+            ] {
+                row.write_text(field, words, "");
+            }
+            return Ok(Owner {
+                row: row.number,
+                epoch,
+            });
+        }
+        let high = rows_high(segment);
+        if high >= ROWS {
+            return Err(Error::new(
+                ErrorKind::ParticipantsFull { rows: ROWS as u32 },
+                format!(
+                    "all {ROWS} rows for participants of this arena are taken; end some processes, or use a second arena"
+                ),
+            ));
+        }
+        commit_rows(segment, high)?;
+    }
+}
+
+/// Makes a joined row ALIVE: from here on others count on it.
+pub(crate) fn enter(segment: &Segment, me: Owner, who: Identity) {
+    if let Some(row) = Row::get(segment, me.row) {
+        let joining = RowState {
+            life: Life::Joining,
+            epoch: me.epoch,
+            pid: who.pid,
+        };
+        row.change(
+            joining,
+            RowState {
+                life: Life::Alive,
+                ..joining
+            },
+        );
+    }
+    segment.word(header::ALIVE).fetch_add(1, Ordering::AcqRel);
+    segment
+        .word(header::MEMBERSHIP)
+        .fetch_add(1, Ordering::AcqRel);
+}
+
+/// Gives the row of this process back, when it holds nothing any more.
+pub(crate) fn leave(segment: &Segment, me: Owner) {
+    let Some(row) = Row::get(segment, me.row) else {
+        return;
+    };
+    let state = row.state();
+    if state.life == Life::Alive && state.epoch == me.epoch {
+        segment.word(header::ALIVE).fetch_sub(1, Ordering::AcqRel);
+        row.change(
+            state,
+            RowState {
+                life: Life::Free,
+                epoch: me.epoch,
+                pid: 0,
+            },
+        );
+        segment
+            .word(header::MEMBERSHIP)
+            .fetch_add(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,148 @@
+//! How the arena's file comes to be and how other processes reach it.
+//!
+//! A strategy makes the file, gives it its final size, and vets a descriptor that arrived from elsewhere. It maps nothing: [`Segment`](crate::segment::Segment)
+//! does, in the same way for all strategies. A new strategy is a file beside this one and a line in [`all`].
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, fstat};
+use rustix::process::{Resource, getrlimit};
+
+use crate::error::{Bytes, Error, ErrorKind, Result, Shortage};
+
+mod file_descriptor;
+
+pub use file_descriptor::FileDescriptor;
+
+/// One way to share the arena's file between processes.
+pub trait SharingStrategy: fmt::Debug + Send + Sync + 'static {
+    /// The name by which users choose it, as in torch ("file_descriptor").
+    fn name(&self) -> &'static str;
+
+    /// Makes a new, empty file that only this user can reach.
+    ///
+    /// # Errors
+    /// What the system answers: no descriptor left, no permission, no such directory.
+    fn create(&self) -> Result<Backing>;
+
+    /// Gives a file made by [`create`](Self::create) its final size, for good where the system can promise that.
+    ///
+    /// # Errors
+    /// `OutOfRoom` where a file may not be that large, else what the system answers.
+    fn fix_size(&self, backing: &mut Backing, capacity: u64) -> Result<()>;
+
+    /// Takes a descriptor that came from another process, after checking that it is what this strategy makes.
+    ///
+    /// # Errors
+    /// `NotAnArena`, `Size` or `Unsupported` for a file that could change its size under us or is none of ours.
+    fn adopt(&self, file: OwnedFd) -> Result<Backing>;
+}
+
+/// All strategies of this build, the default one first.
+#[must_use]
+pub fn all() -> &'static [&'static dyn SharingStrategy] {
+    &[&FileDescriptor]
+}
+
+/// The strategy called `name`.
+///
+/// # Errors
+/// `Unsupported`, naming those that exist.
+pub fn by_name(name: &str) -> Result<&'static dyn SharingStrategy> {
+    all()
+        .iter()
+        .copied()
+        .find(|strategy| strategy.name() == name)
+        .ok_or_else(|| {
+            let known: Vec<_> = all().iter().map(|strategy| strategy.name()).collect();
+            Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "there is no sharing strategy {name:?}; choose one of {}",
+                    known.join(", ")
+                ),
+            )
+        })
+}
+
+/// An arena's file, open in this process.
+#[derive(Debug)]
+pub struct Backing {
+    file: OwnedFd,
+    size: u64,
+    path: Option<PathBuf>,
+}
+
+impl Backing {
+    /// Wraps an open file of `size` bytes; `path` where it has a name.
+    #[must_use]
+    pub fn new(file: OwnedFd, size: u64, path: Option<PathBuf>) -> Self {
+        Self { file, size, path }
+    }
+
+    /// The file's size in bytes; 0 until it was fixed.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The file's name, for strategies that have one.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+}
+
+impl AsFd for Backing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// The largest file that this process may make (`RLIMIT_FSIZE`); `None` without a limit.
+///
+/// To be looked at before a file grows: the system's own answer is SIGXFSZ, which ends the process.
+#[must_use]
+pub fn file_size_limit() -> Option<u64> {
+    getrlimit(Resource::Fsize).current
+}
+
+/// Refuses a size that `RLIMIT_FSIZE` forbids.
+fn check_file_size_limit(capacity: u64) -> Result<()> {
+    match file_size_limit() {
+        Some(limit) if limit < capacity => Err(Error::out_of_room(Shortage {
+            asked: capacity,
+            free: limit,
+            limit: "the file size limit (RLIMIT_FSIZE)".into(),
+            hint: "raise it with `ulimit -f`, or make the arena with a smaller capacity".into(),
+        })),
+        _ => Ok(()),
+    }
+}
+
+/// Size of a descriptor that came from elsewhere, once it is known to be a regular file of whole pages that can be mapped.
+fn vetted_size(file: &OwnedFd) -> Result<u64> {
+    let stat = fstat(file)
+        .map_err(|errno| Error::system("fstat", errno, "looking at a received descriptor"))?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if kind != FileType::RegularFile {
+        return Err(Error::new(
+            ErrorKind::NotAnArena,
+            format!("the received descriptor is a {kind:?}, not an arena's file"),
+        ));
+    }
+    let page = rustix::param::page_size() as u64;
+    match u64::try_from(stat.st_size) {
+        Ok(size) if size > 0 && size % page == 0 && isize::try_from(size).is_ok() => Ok(size),
+        _ => Err(Error::new(
+            ErrorKind::Size,
+            format!(
+                "the received file has {} bytes; an arena's file is one or more whole pages of {}",
+                stat.st_size,
+                Bytes(page)
+            ),
+        )),
+    }
+}

@@ -1,0 +1,339 @@
+//! `DynTensor`: a tensor whose element type is known at run time only.
+
+use crate::arena::Arena;
+use crate::error::{Error, Result};
+use crate::line::Mode;
+use crate::message;
+use crate::tensor::dtype::Dtype;
+use crate::tensor::element::Element;
+use crate::tensor::exclusive::Tensor;
+use crate::tensor::geometry::Geometry;
+use crate::tensor::placed::Placed;
+use crate::tensor::shape::Shape;
+use crate::tensor::shared::SharedTensor;
+use crate::tensor::strided::Strided;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::fmt;
+
+/// A [`Tensor`] or a [`SharedTensor`] of some element type.
+///
+/// ```
+/// use shm_core::{Dtype, DynTensor, Tensor};
+///
+/// let tensor = DynTensor::from(Tensor::<f32>::full([2, 2], 0.5)?);
+/// assert_eq!(tensor.dtype(), Dtype::F32);
+/// let error = tensor.as_slice::<f64>().unwrap_err();
+/// assert!(error.to_string().contains("f64") && error.to_string().contains("f32"));
+/// let tensor: Tensor<f32> = tensor.downcast()?;
+/// assert_eq!(tensor.as_slice(), [0.5; 4]);
+/// # Ok::<(), shm_core::Error>(())
+/// ```
+pub struct DynTensor(Placed);
+
+impl DynTensor {
+    /// Zeros of an element type; exclusive, in the current arena.
+    ///
+    /// # Errors
+    /// As for [`Tensor::zeros`].
+    pub fn zeros(dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
+        Self::zeros_in(&Arena::current()?, dtype, shape)
+    }
+
+    /// As [`zeros`](DynTensor::zeros), in this arena.
+    ///
+    /// # Errors
+    /// As for [`Tensor::zeros`].
+    pub fn zeros_in(arena: &Arena, dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
+        let mut placed = Placed::allocate(arena, Geometry::contiguous(dtype, shape)?)?;
+        placed.bytes_mut()?.fill(0); // all bits zero is zero for each element type
+        Ok(DynTensor(placed))
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.0.geometry().dtype()
+    }
+
+    /// The lengths of the dimensions, outermost first; empty for a scalar.
+    pub fn shape(&self) -> &[usize] {
+        self.0.geometry().shape()
+    }
+
+    /// How many elements lie between neighbours in each dimension.
+    pub fn strides(&self) -> &[isize] {
+        self.0.geometry().strides()
+    }
+
+    /// How many dimensions there are; 0 for a scalar.
+    pub fn ndim(&self) -> usize {
+        self.0.geometry().ndim()
+    }
+
+    /// How many elements there are: the product of the shape, 1 for a scalar.
+    pub fn numel(&self) -> usize {
+        self.0.geometry().numel()
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        self.0.geometry().is_contiguous()
+    }
+
+    /// Whether this holds a [`Tensor`] (else it is a [`SharedTensor`]).
+    pub fn is_exclusive(&self) -> bool {
+        self.0.is_exclusive()
+    }
+
+    /// All elements, in row-major order.
+    ///
+    /// # Errors
+    /// When they are of another type (both are named), or not contiguous.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        self.0.slice()
+    }
+
+    /// All elements, in row-major order, to write.
+    ///
+    /// # Errors
+    /// When they are of another type (both are named), shared, or not contiguous.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        self.0.slice_mut()
+    }
+
+    /// The bytes of all elements, in row-major order and the machine's byte order.
+    ///
+    /// # Errors
+    /// When they are not contiguous.
+    pub fn as_bytes(&self) -> Result<&[u8]> {
+        self.0.bytes()
+    }
+
+    /// The bytes of all elements, to write: whatever they become, the elements are valid.
+    ///
+    /// # Errors
+    /// When the tensor is shared or not contiguous.
+    pub fn as_bytes_mut(&mut self) -> Result<&mut [u8]> {
+        self.0.bytes_mut()
+    }
+
+    /// The exclusive tensor of element type `T` that this is.
+    ///
+    /// # Errors
+    /// When the elements are of another type (both are named), or the tensor is shared. The tensor is dropped then; ask
+    /// [`dtype`](DynTensor::dtype) and [`is_exclusive`](DynTensor::is_exclusive) first to keep it.
+    pub fn downcast<T: Element>(self) -> Result<Tensor<T>> {
+        let strided = Strided::new(self.0)?;
+        if !strided.placed().is_exclusive() {
+            return Err(Error::mode(
+                "a shared tensor was asked for as an exclusive one; use downcast_shared(), and try_thaw() or copy_into()"
+                    .to_string(),
+            ));
+        }
+        Ok(Tensor::new(strided))
+    }
+
+    /// The shared tensor of element type `T` that this is; an exclusive one is frozen.
+    ///
+    /// # Errors
+    /// When the elements are of another type (both are named). The tensor is dropped then.
+    pub fn downcast_shared<T: Element>(self) -> Result<SharedTensor<T>> {
+        Strided::new(self.0.freeze()).map(SharedTensor::new)
+    }
+
+    /// Gives up writing; see [`Tensor::freeze`].
+    pub fn freeze(self) -> DynTensor {
+        DynTensor(self.0.freeze())
+    }
+
+    /// One more holder of a shared tensor; see [`SharedTensor`].
+    ///
+    /// # Errors
+    /// When this is exclusive.
+    pub fn try_clone(&self) -> Result<DynTensor> {
+        self.0.share(*self.0.geometry()).map(DynTensor)
+    }
+}
+
+impl<T: Element> From<Tensor<T>> for DynTensor {
+    fn from(tensor: Tensor<T>) -> Self {
+        DynTensor(tensor.into_placed())
+    }
+}
+
+impl<T: Element> From<SharedTensor<T>> for DynTensor {
+    fn from(tensor: SharedTensor<T>) -> Self {
+        DynTensor(tensor.into_placed())
+    }
+}
+
+impl fmt::Debug for DynTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynTensor")
+            .field("dtype", &self.dtype())
+            .field("shape", &self.shape())
+            .field("strides", &self.strides())
+            .field("exclusive", &self.is_exclusive())
+            .finish()
+    }
+}
+
+/// Works only as part of a message, which carries a handle; elsewhere it is an error that says so.
+impl Serialize for DynTensor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        message::serialize_tensor(
+            self.0.storage(),
+            self.0.geometry(),
+            self.0.is_exclusive(),
+            serializer,
+        )
+    }
+}
+
+/// Works only as part of a message; what arrives is exclusive or shared as it was sent.
+impl<'de> Deserialize<'de> for DynTensor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (storage, geometry) = message::deserialize_tensor(deserializer)?;
+        let placed = if storage.mode() == Mode::Exclusive {
+            // SAFETY: as in `Deserialize for Tensor`.
+            unsafe { Placed::exclusive(storage, geometry) }
+        } else {
+            // SAFETY: as in `Deserialize for SharedTensor`; any mode but shared is refused.
+            unsafe { Placed::shared(storage, geometry) }
+        };
+        placed.map(DynTensor).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::tensor::{Bool, Complex64, Complex128, bf16, f16};
+
+    fn zero_by_bytes<T: Element>() {
+        let tensor = DynTensor::zeros(T::DTYPE, [2, 2]).unwrap();
+        assert_eq!(tensor.as_bytes().unwrap(), vec![0; 4 * size_of::<T>()]);
+        assert_eq!(tensor.downcast::<T>().unwrap().as_slice(), [T::ZERO; 4]);
+        let typed = DynTensor::from(Tensor::<T>::zeros(3).unwrap());
+        assert!(
+            typed.as_bytes().unwrap().iter().all(|&byte| byte == 0),
+            "{}",
+            T::DTYPE
+        );
+    }
+
+    #[test]
+    fn the_zero_of_every_element_type_is_all_bits_zero() {
+        zero_by_bytes::<Bool>();
+        zero_by_bytes::<u8>();
+        zero_by_bytes::<u16>();
+        zero_by_bytes::<u32>();
+        zero_by_bytes::<u64>();
+        zero_by_bytes::<i8>();
+        zero_by_bytes::<i16>();
+        zero_by_bytes::<i32>();
+        zero_by_bytes::<i64>();
+        zero_by_bytes::<f16>();
+        zero_by_bytes::<bf16>();
+        zero_by_bytes::<f32>();
+        zero_by_bytes::<f64>();
+        zero_by_bytes::<Complex64>();
+        zero_by_bytes::<Complex128>();
+    }
+
+    #[test]
+    fn another_element_type_is_an_error_that_names_both() {
+        let mut tensor = DynTensor::zeros(Dtype::I64, 2).unwrap();
+        let errors = [
+            tensor.as_slice::<u64>().unwrap_err(),
+            tensor.as_mut_slice::<u64>().unwrap_err(),
+            tensor.freeze().downcast_shared::<u64>().unwrap_err(),
+            DynTensor::zeros(Dtype::I64, 2)
+                .unwrap()
+                .downcast::<u64>()
+                .unwrap_err(),
+        ];
+        for error in errors {
+            assert!(matches!(error.kind(), ErrorKind::Dtype { .. }));
+            assert!(
+                error.to_string().contains("i64") && error.to_string().contains("u64"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_valid_elements() {
+        let mut flags = DynTensor::zeros(Dtype::Bool, 3).unwrap();
+        flags.as_bytes_mut().unwrap().copy_from_slice(&[0, 1, 255]);
+        assert_eq!(
+            flags.as_slice::<Bool>().unwrap(),
+            [Bool::FALSE, Bool::TRUE, Bool::TRUE]
+        );
+        let mut floats = DynTensor::zeros(Dtype::F32, 1).unwrap();
+        floats.as_bytes_mut().unwrap().fill(0xff);
+        assert!(floats.as_slice::<f32>().unwrap()[0].is_nan());
+    }
+
+    #[test]
+    fn a_shared_one_is_cloned_but_not_written_and_an_exclusive_one_the_other_way_round() {
+        let mut tensor = DynTensor::from(Tensor::<u8>::full(2, 5).unwrap());
+        assert!(tensor.is_exclusive());
+        tensor.as_mut_slice::<u8>().unwrap()[0] = 6;
+        assert_eq!(
+            tensor.try_clone().unwrap_err().kind(),
+            &ErrorKind::WrongMode
+        );
+        let mut tensor = tensor.freeze();
+        assert!(!tensor.is_exclusive());
+        assert_eq!(
+            tensor.as_mut_slice::<u8>().unwrap_err().kind(),
+            &ErrorKind::WrongMode
+        );
+        assert_eq!(
+            tensor.as_bytes_mut().unwrap_err().kind(),
+            &ErrorKind::WrongMode
+        );
+        let second = tensor.try_clone().unwrap();
+        assert_eq!(
+            second.downcast::<u8>().unwrap_err().kind(),
+            &ErrorKind::WrongMode
+        );
+        let shared: SharedTensor<u8> = tensor.downcast_shared().unwrap();
+        assert_eq!(shared.as_slice(), [6, 5]);
+        assert!(shared.try_thaw().is_ok(), "no holder is left over");
+    }
+
+    #[test]
+    fn what_is_not_contiguous_has_no_bytes() {
+        let mut tensor = Tensor::<u8>::zeros([2, 3]).unwrap();
+        tensor.transpose(0, 1).unwrap();
+        let tensor = DynTensor::from(tensor);
+        assert_eq!(
+            (tensor.shape(), tensor.strides()),
+            (&[3, 2][..], &[1, 3][..])
+        );
+        assert!(
+            tensor.as_bytes().is_err()
+                && tensor.as_slice::<u8>().is_err()
+                && !tensor.is_contiguous()
+        );
+    }
+
+    #[test]
+    fn it_arrives_as_what_was_sent() {
+        fn dtype_and_mode(tensor: DynTensor) -> (Dtype, bool) {
+            let back: DynTensor = message::send(tensor).unwrap();
+            (back.dtype(), back.is_exclusive())
+        }
+        let tensor = || Tensor::<bf16>::zeros([2]).unwrap();
+        assert_eq!(dtype_and_mode(tensor().into()), (Dtype::Bf16, true));
+        assert_eq!(
+            dtype_and_mode(tensor().freeze().into()),
+            (Dtype::Bf16, false)
+        );
+        let typed: Tensor<bf16> = message::send(DynTensor::from(tensor())).unwrap();
+        assert_eq!(typed.numel(), 2);
+        assert!(postcard::to_stdvec(&DynTensor::from(tensor())).is_err());
+    }
+}

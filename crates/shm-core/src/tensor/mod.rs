@@ -1,0 +1,46 @@
+//! Tensors: typed, strided elements in a block of the arena.
+//!
+//! Who may touch a tensor's elements is decided by its type, across processes as the borrow checker does within one:
+//! a [`Tensor`] is the only one that can reach its elements and may write them; a [`SharedTensor`] can be cloned, sent to
+//! any number of processes and cut into views, and is read only. [`DynTensor`] is either of them with its element type
+//! known at run time only. What both can do for a reader is in [`Strided`].
+//!
+//! ```
+//! use shm_core::{SharedTensor, Tensor};
+//!
+//! let mut image = Tensor::<u8>::zeros([4, 6])?;
+//! image.as_mut_slice()[7] = 255; // row 1, column 1
+//! let image: SharedTensor<u8> = image.freeze();
+//! let column = image.select(1, 1)?; // the same memory, seen with another stride
+//! assert_eq!(column.to_vec(), [0, 255, 0, 0]);
+//! assert!(column.same_storage(&image));
+//! # Ok::<(), shm_core::Error>(())
+//! ```
+//!
+//! How elements lie in a block (shape, strides, offset) is the business of `geometry` and `view`; `placed` alone turns it into references.
+
+mod create;
+mod dtype;
+mod dynamic;
+mod element;
+mod encoding;
+mod exclusive;
+mod geometry;
+#[cfg(test)]
+mod model;
+mod placed;
+mod shape;
+mod shared;
+mod strided;
+mod view;
+mod walk;
+
+pub use dtype::Dtype;
+pub use dynamic::DynTensor;
+pub use element::{Bool, Complex64, Complex128, Element, Number, bf16, f16};
+pub use exclusive::Tensor;
+pub(crate) use geometry::Geometry;
+pub use shape::{MAX_DIMS, Shape};
+pub use shared::SharedTensor;
+pub use strided::Strided;
+pub use walk::Elements;

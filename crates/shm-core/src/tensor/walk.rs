@@ -1,0 +1,136 @@
+//! Walking over the elements of a tensor in row-major order, whatever its strides.
+
+use crate::tensor::element::Element;
+use crate::tensor::geometry::Geometry;
+use crate::tensor::placed::Placed;
+use crate::tensor::shape::MAX_DIMS;
+use crate::tensor::strided::Strided;
+use std::fmt;
+use std::iter::FusedIterator;
+
+/// The index in the storage of each element, in row-major order.
+#[derive(Clone, Debug)]
+pub(crate) struct Indices<'a> {
+    geometry: &'a Geometry,
+    position: [usize; MAX_DIMS],
+    /// Index of the element at `position`; meaningless when none is left.
+    at: isize,
+    left: usize,
+}
+
+impl<'a> Indices<'a> {
+    pub(crate) fn new(geometry: &'a Geometry) -> Self {
+        Indices {
+            geometry,
+            position: [0; MAX_DIMS],
+            at: geometry.offset() as isize,
+            left: geometry.numel(),
+        }
+    }
+
+    /// Moves on by one position. Every index on the way is that of an element, so none overflows.
+    fn step(&mut self) {
+        let dims = self.geometry.shape().iter().zip(self.geometry.strides());
+        for (position, (&length, &stride)) in self.position.iter_mut().zip(dims).rev() {
+            if *position + 1 < length {
+                *position += 1;
+                self.at += stride;
+                return;
+            }
+            self.at -= stride * *position as isize;
+            *position = 0;
+        }
+    }
+}
+
+impl Iterator for Indices<'_> {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        self.left = self.left.checked_sub(1)?;
+        let index = self.at as usize;
+        if self.left > 0 {
+            self.step();
+        }
+        Some(index)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for Indices<'_> {}
+impl FusedIterator for Indices<'_> {}
+
+/// The elements of a tensor in row-major order, by value; made by [`Strided::iter`].
+pub struct Elements<'a, T>(Way<'a, T>);
+
+enum Way<'a, T> {
+    Packed(std::slice::Iter<'a, T>),
+    Strided(&'a Placed, Indices<'a>),
+}
+
+impl<'a, T: Element> Elements<'a, T> {
+    pub(crate) fn new(tensor: &'a Strided<T>) -> Self {
+        Elements(match tensor.try_as_slice() {
+            Ok(slice) => Way::Packed(slice.iter()),
+            Err(_) => Way::Strided(tensor.placed(), tensor.placed().geometry().indices()),
+        })
+    }
+}
+
+impl<T: Element> Iterator for Elements<'_, T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        match &mut self.0 {
+            Way::Packed(slice) => slice.next().copied(),
+            Way::Strided(placed, indices) => {
+                let index = indices.next()?;
+                // SAFETY: the index comes from the geometry of `placed`, which cannot change while it is borrowed, and
+                // `T` is its element type, as `placed` is that of a `Strided<T>`.
+                Some(unsafe { placed.read(index) })
+            }
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        match &self.0 {
+            Way::Packed(slice) => slice.size_hint(),
+            Way::Strided(_, indices) => indices.size_hint(),
+        }
+    }
+
+    fn fold<B, F: FnMut(B, T) -> B>(self, init: B, f: F) -> B {
+        match self.0 {
+            Way::Packed(slice) => slice.copied().fold(init, f),
+            Way::Strided(placed, indices) => indices
+                .map(|index| {
+                    // SAFETY: as in `next`.
+                    unsafe { placed.read(index) }
+                })
+                .fold(init, f),
+        }
+    }
+}
+
+impl<T: Element> ExactSizeIterator for Elements<'_, T> {}
+impl<T: Element> FusedIterator for Elements<'_, T> {}
+
+impl<T> Clone for Elements<'_, T> {
+    fn clone(&self) -> Self {
+        Elements(match &self.0 {
+            Way::Packed(slice) => Way::Packed(slice.clone()),
+            Way::Strided(placed, indices) => Way::Strided(placed, indices.clone()),
+        })
+    }
+}
+
+impl<T: Element> fmt::Debug for Elements<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Elements")
+            .field("left", &self.len())
+            .finish_non_exhaustive()
+    }
+}

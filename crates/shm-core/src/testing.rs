@@ -1,0 +1,154 @@
+//! For tests that need a process of their own: the test runs itself again in a child.
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+const MARK: &str = "SHM_CORE_TEST_CHILD";
+
+/// Ends a child that hangs. Far longer than any test takes.
+const WATCHDOG: Duration = Duration::from_secs(120);
+
+/// The command that runs the test called `name` (with its modules) again in a child; `None` in that child.
+pub(crate) fn rerun(name: &str) -> Option<Command> {
+    if std::env::var_os(MARK).is_some_and(|mark| mark == name) {
+        return None;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(MARK, name);
+    Some(command)
+}
+
+/// Runs a command to its end and answers what it wrote; kills it if it hangs.
+pub(crate) fn output(command: &mut Command) -> Output {
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+    // Opened before anyone waits for the child, so it can't be another process.
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    let watchdog = std::thread::spawn(move || {
+        let timeout = WATCHDOG.try_into().unwrap();
+        let ready = poll(
+            &mut [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)],
+            Some(&timeout),
+        );
+        if ready == Ok(0) {
+            let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    watchdog.join().unwrap();
+    output
+}
+
+/// Fails unless the rerun test passed, showing what it wrote.
+pub(crate) fn assert_passed(output: &Output) {
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{}\n{text}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A child that reached a certain point and stays there until it is signalled, or until this value is dropped.
+pub(crate) struct Held {
+    child: Child,
+    pidfd: OwnedFd,
+}
+
+const READY: &str = "the child is there";
+
+impl Held {
+    /// Starts a rerun test and waits until it calls [`Held::stay`].
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let mut this = Self { child, pidfd };
+        let lines = BufReader::new(this.child.stdout.as_mut().unwrap()).lines();
+        // A child that fails closes its output, so this ends either way.
+        assert!(
+            lines.map_while(Result::ok).any(|line| line.contains(READY)),
+            "the child failed"
+        );
+        this
+    }
+
+    /// In the child: stays until the parent is gone.
+    pub(crate) fn stay() {
+        println!("{READY}");
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    }
+
+    /// In the child: stays, with its first thread ended.
+    pub(crate) fn stay_without_main_thread() {
+        let own = std::process::id();
+        let main_is_zombie = move || {
+            let stat = std::fs::read_to_string(format!("/proc/{own}/task/{own}/stat")).unwrap();
+            stat.rsplit(')')
+                .next()
+                .unwrap()
+                .trim_start()
+                .starts_with('Z')
+        };
+        extern "C" fn end(_: libc::c_int) {
+            // SAFETY: ends this thread only, by the system call itself, so nothing of it is unwound or freed.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+        let handler: extern "C" fn(libc::c_int) = end;
+        // SAFETY: installs a handler that only ends the thread it runs on.
+        unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+        // On a thread that is surely not the first one.
+        let survivor = std::thread::spawn(move || {
+            // SAFETY: sends the signal to this process's first thread, which the test runner leaves waiting.
+            unsafe { libc::syscall(libc::SYS_tgkill, own, own, libc::SIGUSR1) };
+            while !main_is_zombie() {
+                std::thread::yield_now();
+            }
+            Self::stay();
+            std::process::exit(0);
+        });
+        let _ = survivor.join();
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        pidfd_send_signal(&self.pidfd, signal).unwrap();
+    }
+
+    /// Waits until the child has ended, without reaping it.
+    pub(crate) fn wait_until_ended(&self) {
+        let timeout = WATCHDOG.try_into().unwrap();
+        let ready = poll(
+            &mut [PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN)],
+            Some(&timeout),
+        );
+        assert_eq!(ready, Ok(1), "the child did not end");
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

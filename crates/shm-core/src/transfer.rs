@@ -1,0 +1,375 @@
+//! Messages through cells and lanes: the steps in which references change hands.
+//!
+//! Order is everything here (`docs/src/protocols.md`): a kill between any two steps leaves either the message or
+//! the lease as the owner of each reference, and the reaper can tell which. While a cell is CLAIMED the lease owns
+//! it, from READY until the release the cell does.
+
+use crate::cells::{CellArray, Claim, Owner, Take};
+use crate::error::{Error, ErrorKind, Result};
+use crate::held::{self, Held};
+use crate::layout::{LINE, counted};
+use crate::lease::{Kind, Ticket};
+use crate::line;
+use crate::message::{Arrived, Incoming, Outgoing, Parsed, Pin, parse};
+use crate::object::{Array, Object};
+
+/// What a put came to. The message is still the caller's unless it is `Done`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Put {
+    /// The message is in, at this position.
+    Done(u64),
+    /// There is no room.
+    Full,
+    /// The next cell is in the hands of this participant; as good as full.
+    Pending(Owner),
+    /// The queue takes no more messages.
+    Closed,
+}
+
+/// What a get came to.
+#[derive(Debug)]
+#[must_use]
+pub enum Get {
+    /// A message, and its position.
+    Message(Incoming, u64),
+    /// There is none.
+    Empty,
+    /// The next one is in the hands of this participant; as good as empty.
+    Pending(Owner),
+    /// Closed, and nothing is left.
+    Drained,
+}
+
+fn damaged() -> Error {
+    Error::new(
+        ErrorKind::Layout,
+        "the cells of a queue contradict each other; a participant wrote where it must not",
+    )
+}
+
+/// Lease entries for a message's references, made ready before anything is claimed.
+struct Departure {
+    /// Per pin: the entry that will say GIVING, and whether the pin's own reference moves.
+    leases: smallvec::SmallVec<[(u32, bool); 4]>,
+}
+
+impl Departure {
+    fn prepare(object: &Object, pins: &[Pin]) -> Result<Self> {
+        let arena = object.arena();
+        let mut leases = smallvec::SmallVec::new();
+        for pin in pins {
+            let moves = pin.held.is_locally_unique();
+            let lease = if moves {
+                Ok(pin.held.lease)
+            } else {
+                arena.leases().reserve(arena.segment())
+            };
+            match lease {
+                Ok(lease) => leases.push((lease, moves)),
+                Err(error) => {
+                    Self { leases }.cancel(object);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Self { leases })
+    }
+
+    /// Marks every reference as given with the message at the ticket; in between, extra counts are added.
+    fn give(&self, object: &Object, pins: &[Pin], kind: Kind, ticket: Ticket) -> Result<()> {
+        let arena = object.arena();
+        let segment = arena.segment();
+        for (index, (pin, &(lease, moves))) in pins.iter().zip(&self.leases).enumerate() {
+            if !moves {
+                // Before publication, and before the entry that counts it.
+                let word = segment.word(pin.held.line * LINE + counted::WORD);
+                if let Err(error) = line::increment(word, pin.held.generation) {
+                    self.take_back(object, &pins[..index]);
+                    return Err(error);
+                }
+            }
+            arena.leases().record_ticket(
+                segment,
+                lease,
+                (kind, pin.held.line, pin.held.generation),
+                ticket,
+            );
+        }
+        Ok(())
+    }
+
+    /// Undoes [`give`](Self::give) for these first pins: the cell is still ours.
+    fn take_back(&self, object: &Object, pins: &[Pin]) {
+        let arena = object.arena();
+        for (pin, &(lease, moves)) in pins.iter().zip(&self.leases) {
+            if moves {
+                arena.leases().set(arena.segment(), lease, Kind::Held);
+            } else {
+                arena.leases().clear(arena.segment(), lease);
+                // We hold the pin as well, so this is never the last reference.
+                held::subtract_shared(arena, pin.held.line, pin.held.generation);
+            }
+        }
+    }
+
+    /// Puts back the entries that were reserved and not used.
+    fn cancel(self, object: &Object) {
+        for (lease, moves) in self.leases {
+            if !moves {
+                object.arena().leases().put_back(lease);
+            }
+        }
+    }
+
+    /// The message owns everything now: the entries become FREE, and moved handles are forgotten.
+    fn done(self, object: &Object, message: &mut Outgoing) {
+        let leases = object.arena().leases();
+        for &(lease, _) in &self.leases {
+            leases.clear(object.arena().segment(), lease);
+        }
+        for (pin, (lease, moves)) in message.pins.drain(..).zip(self.leases) {
+            if moves {
+                pin.held.disarm();
+            } else {
+                leases.put_back(lease);
+            }
+        }
+    }
+}
+
+impl Object {
+    /// Puts a message into array `index`, if there is room. On `Done` the message is empty afterwards.
+    ///
+    /// A lane must not be put into by two threads or processes at once; its owner crate sees to that.
+    ///
+    /// # Errors
+    /// `LeasesFull`, `CountOverflow`: nothing was put. `Layout` when the cells contradict each other.
+    pub fn try_put(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
+        match self.array(index) {
+            Array::Lane { .. } => self.put_lane(index, message),
+            _ => self.put_cell(index, message),
+        }
+    }
+
+    fn put_cell(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
+        let cells = self.cells(index)?;
+        let departure = Departure::prepare(self, &message.pins)?;
+        let pos = match cells.claim(self.arena().me()) {
+            Claim::At(pos) => pos,
+            other => {
+                departure.cancel(self);
+                return match other {
+                    Claim::Full => Ok(Put::Full),
+                    Claim::Pending(owner) => Ok(Put::Pending(owner)),
+                    Claim::Closed => Ok(Put::Closed),
+                    Claim::At(_) | Claim::Damaged => Err(damaged()),
+                };
+            }
+        };
+        crate::failpoint!("put.claimed");
+        cells.write(pos, &message.payload);
+        crate::failpoint!("put.written");
+        let ticket = Ticket {
+            cell: cell_offset(&cells.0, pos),
+            position: pos,
+        };
+        if let Err(error) = departure.give(self, &message.pins, Kind::Giving, ticket) {
+            cells.abandon(pos);
+            departure.cancel(self);
+            return Err(error);
+        }
+        crate::failpoint!("put.giving");
+        cells.publish(pos);
+        crate::failpoint!("put.published");
+        departure.done(self, message);
+        Ok(Put::Done(pos))
+    }
+
+    fn put_lane(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
+        let lane = self.lane(index)?;
+        let pos = lane.tail();
+        if lane.is_closed() {
+            return Ok(Put::Closed);
+        }
+        if !lane.can_put(pos) {
+            return Ok(Put::Full);
+        }
+        let departure = Departure::prepare(self, &message.pins)?;
+        lane.write(pos, &message.payload);
+        crate::failpoint!("lane.put.written");
+        let ticket = Ticket {
+            cell: cell_offset(&lane.0, pos),
+            position: pos,
+        };
+        if let Err(error) = departure.give(self, &message.pins, Kind::GivingLane, ticket) {
+            departure.cancel(self);
+            return Err(error);
+        }
+        crate::failpoint!("lane.put.giving");
+        if !lane.publish(pos) {
+            departure.take_back(self, &message.pins);
+            departure.cancel(self);
+            return Ok(Put::Closed);
+        }
+        crate::failpoint!("lane.put.published");
+        departure.done(self, message);
+        Ok(Put::Done(pos))
+    }
+
+    /// Takes the next message out of array `index`. `seen_orphans` is the consumer's own, 0 at first.
+    ///
+    /// A lane must not be taken from by two threads or processes at once; its owner crate sees to that.
+    ///
+    /// # Errors
+    /// `LeasesFull`, `OutOfRoom`: the message stays. `Decode`, `Stale`, `WrongMode`: it was garbage and is gone.
+    pub fn try_get(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
+        match self.array(index) {
+            Array::Lane { .. } => self.get_lane(index),
+            _ => self.get_cell(index, seen_orphans),
+        }
+    }
+
+    fn get_cell(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
+        let cells = self.cells(index)?;
+        let pos = match cells.take(self.arena().me(), seen_orphans) {
+            Take::At { pos, .. } => pos,
+            Take::Empty => return Ok(Get::Empty),
+            Take::Pending(owner) => return Ok(Get::Pending(owner)),
+            Take::Drained => return Ok(Get::Drained),
+            Take::Damaged => return Err(damaged()),
+        };
+        crate::failpoint!("get.taken");
+        let parsed = match parse(self.arena(), &cells.read(pos)) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                let _ = cells.release(pos);
+                return Err(error);
+            }
+        };
+        let ticket = Ticket {
+            cell: cell_offset(&cells.0, pos),
+            position: pos,
+        };
+        let leases = match self.receive(&parsed, Kind::Recv, ticket) {
+            Ok(leases) => leases,
+            Err(error) => {
+                cells.hand_back(pos);
+                self.notify_all();
+                return Err(error);
+            }
+        };
+        crate::failpoint!("get.recorded");
+        let wake = cells.release(pos);
+        crate::failpoint!("get.released");
+        if wake == crate::cells::Wake::All {
+            self.notify_all();
+        }
+        Ok(Get::Message(self.arrive(parsed, leases), pos))
+    }
+
+    fn get_lane(&self, index: usize) -> Result<Get> {
+        let lane = self.lane(index)?;
+        let pos = lane.head();
+        if !lane.is_ready(pos) {
+            let drained = lane.is_closed() && lane.is_drained(pos);
+            return Ok(if drained { Get::Drained } else { Get::Empty });
+        }
+        let parsed = match parse(self.arena(), &lane.read(pos)) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                lane.release(pos);
+                return Err(error);
+            }
+        };
+        let ticket = Ticket {
+            cell: cell_offset(&lane.0, pos),
+            position: pos,
+        };
+        let leases = self.receive(&parsed, Kind::RecvLane, ticket)?;
+        crate::failpoint!("lane.get.recorded");
+        lane.release(pos);
+        crate::failpoint!("lane.get.released");
+        Ok(Get::Message(self.arrive(parsed, leases), pos))
+    }
+
+    /// Records that the references of a message come in with the ticket's cell; they count once it is released.
+    fn receive(
+        &self,
+        parsed: &Parsed,
+        kind: Kind,
+        ticket: Ticket,
+    ) -> Result<smallvec::SmallVec<[u32; 4]>> {
+        let arena = self.arena();
+        let mut leases = smallvec::SmallVec::<[u32; 4]>::new();
+        for entry in &parsed.entries {
+            match arena.leases().reserve(arena.segment()) {
+                Ok(lease) => {
+                    arena.leases().record_ticket(
+                        arena.segment(),
+                        lease,
+                        (kind, entry.line, entry.generation),
+                        ticket,
+                    );
+                    leases.push(lease);
+                }
+                Err(error) => {
+                    for lease in leases {
+                        arena.leases().clear(arena.segment(), lease);
+                        arena.leases().put_back(lease);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(leases)
+    }
+
+    /// The cell is released: the references are ours.
+    fn arrive(&self, parsed: Parsed, leases: smallvec::SmallVec<[u32; 4]>) -> Incoming {
+        let arena = self.arena();
+        let entries = parsed
+            .entries
+            .into_iter()
+            .zip(leases)
+            .map(|(entry, lease)| {
+                arena.leases().set(arena.segment(), lease, Kind::Held);
+                let held = Held::adopt(arena, lease, entry.line, entry.generation);
+                Some(Arrived {
+                    held,
+                    what: entry.what,
+                    extra: entry.extra,
+                })
+            })
+            .collect();
+        Incoming {
+            entries,
+            body: parsed.body,
+            payload: parsed.payload,
+        }
+    }
+
+    /// Takes every message out of array `index` and releases what it holds. For the last holder of an object.
+    pub(crate) fn drain(&self, index: usize) {
+        let mut seen = 0;
+        // Damaged cells and garbage messages end or shorten the loop; each round frees one cell.
+        let rounds = match self.array(index) {
+            Array::Cells { capacity } | Array::Lane { capacity } => 2 * u64::from(capacity),
+            Array::None | Array::Slots { .. } => return,
+        };
+        for _ in 0..rounds {
+            match self.try_get(index, &mut seen) {
+                Ok(Get::Message(message, _)) => drop(message),
+                Ok(_) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "a message of a dropped queue could not be released")
+                }
+            }
+        }
+    }
+}
+
+/// Offset of the word of the cell at `pos`: what a ticket names.
+pub(crate) fn cell_offset(array: &crate::object::ArrayRef<'_>, pos: u64) -> u64 {
+    array.first + pos % array.capacity() * LINE
+}
