@@ -24,8 +24,8 @@ pub(crate) enum Frame {
     Panicking { at: u64, in_function: bool, message: String, location: Option<String> },
     /// The function returned a value, and the value lies in the letterbox.
     Returned,
-    /// The function returned an error, at this time.
-    Raised { at: u64, chain: Vec<String>, backtrace: Option<String> },
+    /// The function returned an error, at this time. It `follows` if it only passes on that another process failed.
+    Raised { at: u64, follows: bool, chain: Vec<String>, backtrace: Option<String> },
     /// The function panicked, at this time.
     Panicked { at: u64, message: String, location: Option<String>, backtrace: Option<String> },
     /// The function returned, but its value could not be put into the letterbox.
@@ -41,11 +41,12 @@ impl Frame {
             return bytes;
         }
         let smaller = match self {
-            Frame::Raised { at, chain, backtrace: Some(_) } => {
-                Frame::Raised { at: *at, chain: chain.clone(), backtrace: None }
+            Frame::Raised { at, follows, chain, backtrace: Some(_) } => {
+                Frame::Raised { at: *at, follows: *follows, chain: chain.clone(), backtrace: None }
             }
-            Frame::Raised { at, chain, backtrace: None } if chain.len() > 2 => Frame::Raised {
+            Frame::Raised { at, follows, chain, backtrace: None } if chain.len() > 2 => Frame::Raised {
                 at: *at,
+                follows: *follows,
                 chain: vec![chain[0].clone(), "(further causes were too long to send)".to_owned()],
                 backtrace: None,
             },
@@ -94,7 +95,7 @@ mod tests {
     #[test]
     fn a_huge_error_still_fits_and_keeps_its_first_sentence() {
         let chain: Vec<String> = (0..32).map(|i| clip(format!("{i} ").repeat(100_000))).collect();
-        let bytes = Frame::Raised { at: 1, chain, backtrace: Some(clip("x".repeat(1 << 20))) }.encode();
+        let bytes = Frame::Raised { at: 1, follows: false, chain, backtrace: Some(clip("x".repeat(1 << 20))) }.encode();
         assert!(bytes.len() <= FRAME);
         let Some(Frame::Raised { chain, .. }) = Frame::decode(&bytes) else { panic!("not an error any more") };
         assert!(chain[0].starts_with("0 0 0"));

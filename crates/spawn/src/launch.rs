@@ -67,8 +67,8 @@ pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
         stdin: plan.stdin.is_some(),
         name: plan.name.clone(),
     });
-    let arena = link::arena_descriptor().map_err(|error| failed("no arena to give to it", error))?;
-    let mut descriptors = vec![arena];
+    let arena = link::arena().map_err(|error| failed("no arena to give to it", error))?;
+    let mut descriptors = vec![arena.as_fd()];
     descriptors.extend(plan.stdin.as_ref().map(|stdin| stdin.as_fd()));
     control::send(ours.as_fd(), hello.as_bytes(), &descriptors)
         .map_err(|errno| failed("the greeting could not be sent", errno.into()))?;

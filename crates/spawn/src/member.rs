@@ -45,7 +45,20 @@ const ABORTING: u64 = 10_000_000_000;
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) at: u64,
+    /// The process says itself that another one is the reason.
+    pub(crate) follows: bool,
     pub(crate) kind: ErrorKind,
+}
+
+impl Failure {
+    fn at(at: u64, kind: ErrorKind) -> Failure {
+        Failure { at, follows: false, kind }
+    }
+
+    /// What comes first is the reason for what comes after.
+    pub(crate) fn order(&self) -> (bool, u64) {
+        (self.follows, self.at)
+    }
 }
 
 /// A child.
@@ -177,14 +190,14 @@ impl Member {
                 self.leave();
                 return None;
             }
-            Frame::Refused { reason } => Failure { at: 0, kind: ErrorKind::NeverStarted { worker, reason } },
-            Frame::Raised { at, chain, backtrace } => {
-                Failure { at, kind: ErrorKind::ProcessRaised { worker, chain, backtrace } }
+            Frame::Refused { reason } => Failure::at(0, ErrorKind::NeverStarted { worker, reason }),
+            Frame::Raised { at, follows, chain, backtrace } => {
+                Failure { at, follows, kind: ErrorKind::ProcessRaised { worker, chain, backtrace } }
             }
             Frame::Panicked { at, message, location, backtrace } => {
-                Failure { at, kind: ErrorKind::ProcessPanicked { worker, message, location, backtrace } }
+                Failure::at(at, ErrorKind::ProcessPanicked { worker, message, location, backtrace })
             }
-            Frame::ResultLost { at, reason } => Failure { at, kind: ErrorKind::ResultLost { worker, reason } },
+            Frame::ResultLost { at, reason } => Failure::at(at, ErrorKind::ResultLost { worker, reason }),
         };
         self.word = Word::Failed;
         self.leave();
@@ -211,7 +224,7 @@ impl Member {
         }
         // The end of a process carries no time. It is taken to be older than what others said in the same look: they
         // may have failed because of it.
-        Some(Failure { at: 0, kind: self.cause_of(exit, oom_before) })
+        Some(Failure::at(0, self.cause_of(exit, oom_before)))
     }
 
     fn cause_of(&self, exit: Exit, oom_before: &OomKills) -> ErrorKind {
@@ -278,7 +291,7 @@ impl Member {
             }
         };
         self.word = Word::Failed;
-        Some(Failure { at: 0, kind })
+        Some(Failure::at(0, kind))
     }
 
     /// Asks it to end. One that leaves by itself is let go.
@@ -313,7 +326,7 @@ impl Member {
         self.arguments = None;
         if self.has_returned() {
             for object in shared {
-                object.record_departure(self.worker.rank, self.worker.pid);
+                object.record_departure(&self.worker);
             }
         }
         if let Some(member) = self.arena {

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::BoxError;
 use crate::frame::clip;
+use crate::link::follows_from_a_peer;
 
 /// What a spawned function returns: `()`, or a `Result` of a value that serde can carry and any error.
 ///
@@ -60,17 +61,21 @@ pub(crate) struct Told {
     pub(crate) chain: Vec<String>,
     /// What its `Debug` prints after "Stack backtrace:", as errors that capture one do.
     pub(crate) backtrace: Option<String>,
+    /// It only passes on that another process failed or left.
+    pub(crate) follows: bool,
 }
 
 /// Turns an error into text, so that it needs nothing from this process any more.
 pub(crate) fn tell(error: &(dyn StdError + 'static)) -> Told {
     let mut chain = Vec::new();
+    let mut follows = false;
     let mut next = Some(error);
     while let Some(error) = next {
         if chain.len() == CHAIN {
             chain.push("(and further causes)".to_owned());
             break;
         }
+        follows |= follows_from_a_peer(error);
         chain.push(clip(error.to_string()));
         next = error.source();
     }
@@ -88,7 +93,7 @@ pub(crate) fn tell(error: &(dyn StdError + 'static)) -> Told {
         .split_once("Stack backtrace:\n")
         .map(|(_, frames)| clip(frames.trim_end().to_owned()))
         .filter(|frames| !frames.is_empty());
-    Told { chain, backtrace }
+    Told { chain, backtrace, follows }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::death::OomKills;
 use crate::error::{Error, ErrorKind};
-use crate::link::{News, Shared};
+use crate::link::Shared;
 use crate::member::{Failure, Member};
 use crate::story::{Phase, Story};
 
@@ -18,8 +18,9 @@ const UNKILLABLE: Duration = Duration::from_secs(5);
 /// fail, and their news may be here first.
 const SETTLING: Duration = Duration::from_millis(5);
 
-/// The same while another function is known to be panicking since before: unwinding may take a while.
-const UNWINDING: Duration = Duration::from_millis(250);
+/// The same where there is reason to expect earlier news: another function is known to be panicking since before (its
+/// unwinding may take a while), or the error itself says that another process is the reason.
+const EXPECTING: Duration = Duration::from_millis(250);
 
 /// What a context may choose.
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +158,7 @@ impl Run {
             let since = *self.pending_since.get_or_insert(now);
             if now >= since + self.settling_time() {
                 // Stable: of several processes that ended without a word the one that was looked at first counts.
-                self.pending.sort_by_key(|failure| failure.at);
+                self.pending.sort_by_key(Failure::order);
                 let first = self.pending.swap_remove(0);
                 self.pending.clear();
                 self.pending_since = None;
@@ -184,12 +185,12 @@ impl Run {
 
     /// How long what is pending waits for an earlier failure to be told.
     fn settling_time(&self) -> Duration {
-        let earliest = self.pending.iter().map(|failure| failure.at).min().unwrap_or(0);
+        let (follows, earliest) = self.pending.iter().map(Failure::order).min().unwrap_or_default();
         // The end of a process without a word counts as the earliest of all.
         if earliest == 0 || !self.members.iter().any(Member::is_running) {
             Duration::ZERO
-        } else if self.members.iter().filter_map(Member::panicking_since).any(|at| at < earliest) {
-            UNWINDING
+        } else if follows || self.members.iter().filter_map(Member::panicking_since).any(|at| at < earliest) {
+            EXPECTING
         } else {
             SETTLING
         }
@@ -205,9 +206,9 @@ impl Run {
             None => self.members[0].worker.clone(),
         };
         self.story.note(worker.rank, Phase::Failed);
-        let news = News { rank: worker.rank, pid: worker.pid, cause: error.kind().cause() };
+        let cause = error.kind().cause();
         for object in &self.shared {
-            object.record_failure(&news);
+            object.record_failure(&worker, &cause);
         }
         self.first = Some(error);
         self.stop(self.options.grace);

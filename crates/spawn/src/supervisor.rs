@@ -202,6 +202,7 @@ impl Supervisor {
             .zip(launched)
             .map(|(plan, child)| Member::new(plan.rank, plan.name, child, plan.arguments, deadline))
             .collect();
+        shared.iter().for_each(Shared::adopt);
         story.begin(members.iter().map(|member| member.worker.clone()));
         let id = story.id;
         let mut run = Run::new(story, members, shared, options);

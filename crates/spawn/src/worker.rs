@@ -92,7 +92,7 @@ fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
         },
         Err(error) => {
             let told = tell(error.as_ref());
-            (Frame::Raised { at, chain: told.chain, backtrace: told.backtrace }, RAISED)
+            (Frame::Raised { at, follows: told.follows, chain: told.chain, backtrace: told.backtrace }, RAISED)
         }
     }
 }
