@@ -17,6 +17,11 @@ fn main() {
         return;
     }
     spawn::init();
+    // A few starts and nothing else, to look at under strace or perf.
+    if std::env::args().nth(1).as_deref() == Some("few") {
+        (0..20).for_each(|_| spawned());
+        return;
+    }
     let mut floors = Vec::new();
     let mut subjects = Vec::new();
     let mut ratios = Vec::new();

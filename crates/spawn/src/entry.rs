@@ -3,14 +3,14 @@
 //! A worker's main thread becomes its watcher. It sees to it that the worker does not outlive its parent, in three ways
 //! that cover each other: the kernel's parent-death signal, a comparison of the parent's id (the parent may have died
 //! before the signal was armed), and the end of the control socket. The function runs on a thread of its own, so that
-//! it may start a runtime or be given another stack, whatever `main` is.
+//! it may start a runtime or be given another stack, whatever `main` is; when it has returned, the process ends.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketType, sockopt};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
@@ -20,9 +20,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{Frame, clip};
 use crate::hello::Hello;
 use crate::image::image;
-use crate::link;
+use crate::link::{self, Member};
 use crate::panic;
-use crate::trampoline::{self, Trampoline};
+use crate::trampoline;
 use crate::worker::{Call, REFUSED};
 
 /// Set in a worker's environment to its parent's process id. It is a hint: whether a process is a worker is decided by
@@ -123,7 +123,7 @@ fn role() -> Role {
     }
 }
 
-/// The whole life of a worker.
+/// The whole life of a worker, on its main thread.
 fn serve() -> ! {
     let control = match take_stdin() {
         Ok(control) => CONTROL.get_or_init(|| control),
@@ -136,15 +136,21 @@ fn serve() -> ! {
     if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
         tracing::debug!(%errno, "no parent-death signal; the control socket has to do");
     }
-    match prepare(control) {
-        Ok(Some((hello, trampoline))) => std::process::exit(live(&hello, trampoline, control)),
+    let refused = match greet(control) {
+        Ok(Some((hello, descriptors))) => match start(hello, control) {
+            Ok(ready) => {
+                // The function's thread waits for this; if it is gone, so is the process, in a moment.
+                let _ = ready.send(join(&hello, descriptors, control));
+                watch(control)
+            }
+            Err(error) => format!("the thread for its function could not be started: {error}"),
+        },
         // The parent is gone: nobody waits for an explanation.
         Ok(None) => die(),
-        Err(reason) => {
-            let _ = control::tell(control.as_fd(), &Frame::Refused { reason: clip(reason) });
-            std::process::exit(REFUSED);
-        }
-    }
+        Err(reason) => reason,
+    };
+    let _ = control::tell(control.as_fd(), &Frame::Refused { reason: clip(refused) });
+    std::process::exit(REFUSED);
 }
 
 /// Moves the control socket away from fd 0 and puts /dev/null there, so that the function finds an empty stdin and what
@@ -156,8 +162,8 @@ fn take_stdin() -> Result<OwnedFd, Errno> {
     Ok(control)
 }
 
-/// Reads the greeting and does what it says, up to the point where the function can run. `None`: there is no parent.
-fn prepare(control: &'static OwnedFd) -> Result<Option<(Hello, Trampoline)>, String> {
+/// Reads the greeting and what came with it. `None`: there is no parent.
+fn greet(control: &OwnedFd) -> Result<Option<(Hello, Vec<OwnedFd>)>, String> {
     let Some(packet) = control::receive(control.as_fd(), size_of::<Hello>())? else {
         return Ok(None);
     };
@@ -167,9 +173,33 @@ fn prepare(control: &'static OwnedFd) -> Result<Option<(Hello, Trampoline)>, Str
         return Ok(None);
     }
     let _ = DEPTH.set(hello.depth);
-    let trampoline = trampoline::resolve(image()?, &hello)?;
+    Ok(Some((hello, packet.descriptors)))
+}
 
-    let mut descriptors = packet.descriptors.into_iter();
+/// Starts the function's thread. It finds the function while the main thread joins the arena, and runs it when that
+/// comes over the channel. The process ends with the function, so the thread ends the process.
+fn start(hello: Hello, control: &'static OwnedFd) -> std::io::Result<Sender<Result<Member, String>>> {
+    let (ready, joined) = channel::<Result<Member, String>>();
+    thread::Builder::new().name(hello.name()).stack_size(STACK).spawn(move || {
+        let call = Call { hello: &hello, control: control.as_fd() };
+        let found = image().and_then(|image| trampoline::resolve(image, &hello));
+        let joined = joined.recv().unwrap_or_else(|_| Err("its main thread has ended".to_owned()));
+        let code = match (found, joined) {
+            (Ok(trampoline), Ok(member)) => {
+                call.say(&Frame::Arrived { row: member.row, epoch: member.epoch });
+                panic::enter_function();
+                trampoline(&call)
+            }
+            (Err(reason), _) | (_, Err(reason)) => call.refuse(reason),
+        };
+        std::process::exit(code)
+    })?;
+    Ok(ready)
+}
+
+/// Makes the process what the greeting says: its stdin, its name, its place in the arena.
+fn join(hello: &Hello, descriptors: Vec<OwnedFd>, control: &'static OwnedFd) -> Result<Member, String> {
+    let mut descriptors = descriptors.into_iter();
     let Some(arena) = descriptors.next() else {
         return Err("the greeting came without the arena's descriptor".to_owned());
     };
@@ -179,72 +209,27 @@ fn prepare(control: &'static OwnedFd) -> Result<Option<(Hello, Trampoline)>, Str
         };
         rustix::stdio::dup2_stdin(&stdin).map_err(|errno| format!("its stdin could not be put in place: {errno}"))?;
     }
-    name_thread(&hello.name());
+    name_process(&hello.name());
     let member = link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
     link::note_name(&hello.name());
     panic::install_hook(control.as_fd());
-    let arrived = Frame::Arrived { row: member.row, epoch: member.epoch };
-    match control::tell(control.as_fd(), &arrived) {
-        Ok(()) => Ok(Some((hello, trampoline))),
-        Err(_) => Ok(None),
-    }
+    Ok(member)
 }
 
-/// Runs the function on its thread while this one watches the parent. Gives the exit code.
-fn live(hello: &Hello, trampoline: Trampoline, control: &OwnedFd) -> i32 {
-    let call = Call { hello, control: control.as_fd() };
-    let done = match eventfd(0, EventfdFlags::CLOEXEC) {
-        Ok(done) => done,
-        Err(errno) => return call.refuse(format!("no descriptor to watch its function with: {errno}")),
-    };
-    let signal = Signaler(&done);
-    thread::scope(|scope| {
-        let function = thread::Builder::new().name(hello.name()).stack_size(STACK).spawn_scoped(scope, move || {
-            let _signal = signal;
-            panic::enter_function();
-            trampoline(&call)
-        });
-        match function {
-            Ok(function) => {
-                watch(control, &done);
-                // The thread has left the function; joining lets its thread-locals be dropped before the process ends.
-                function.join().unwrap_or(REFUSED)
-            }
-            Err(error) => call.refuse(format!("the thread for its function could not be started: {error}")),
-        }
-    })
-}
-
-/// Tells the watcher that the function is over, however that came.
-struct Signaler<'a>(&'a OwnedFd);
-
-impl Drop for Signaler<'_> {
-    fn drop(&mut self) {
-        // The counter of an eventfd that is written once cannot overflow, the only way in which this can fail.
-        let _ = rustix::io::write(self.0, &1_u64.to_ne_bytes());
-    }
-}
-
-/// Returns when the function is over. When the parent is gone, ends the process.
-fn watch(control: &OwnedFd, done: &OwnedFd) {
+/// Waits for the end of the parent, and then ends this process; usually the function's thread ends it first.
+fn watch(control: &OwnedFd) -> ! {
     loop {
-        let mut watched =
-            [PollFd::new(done, PollFlags::IN), PollFd::new(control, PollFlags::IN | PollFlags::RDHUP)];
-        match poll(&mut watched, None) {
-            Ok(_) => {}
-            Err(Errno::INTR | Errno::AGAIN) => continue,
+        match control::receive(control.as_fd(), 64) {
+            Ok(None) => die(),
+            // The parent says nothing yet that this version understands; what it says is read and left.
+            Ok(Some(_)) => {}
             // Not to be able to watch is no reason to end: the parent-death signal is still armed.
-            Err(_) => return,
-        }
-        if !watched[0].revents().is_empty() {
-            return;
-        }
-        if watched[1].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR) {
-            die();
-        }
-        // The parent has nothing to say yet that this version understands; what it says is read and left.
-        if matches!(control::receive(control.as_fd(), 64), Ok(None)) {
-            die();
+            Err(error) => {
+                tracing::debug!(error, "the parent cannot be watched");
+                loop {
+                    thread::park();
+                }
+            }
         }
     }
 }
@@ -257,8 +242,8 @@ fn die() -> ! {
     std::process::abort();
 }
 
-/// The name that `top`, `ps` and a debugger show. A worker's executable is `/proc/self/exe`, which says little.
-fn name_thread(name: &str) {
+/// The name that `top`, `ps` and a debugger show: that of the main thread. Without it they would show `exe`.
+fn name_process(name: &str) {
     let text: Vec<u8> = name.bytes().filter(|&byte| byte != 0).collect();
     if let Ok(text) = std::ffi::CString::new(text) {
         let _ = rustix::thread::set_name(&text);

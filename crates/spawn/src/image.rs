@@ -6,6 +6,7 @@
 //! left to `trampoline`.
 
 use std::fs;
+use std::io::Read;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
@@ -57,8 +58,7 @@ impl Image {
     fn read() -> Result<Image, String> {
         let stat = rustix::fs::stat(SELF).map_err(|errno| format!("cannot look at {SELF}: {errno} (is /proc there?)"))?;
         let path = fs::read_link(SELF).map_err(|error| format!("cannot read the link {SELF}: {error}"))?;
-        let maps =
-            fs::read("/proc/self/maps").map_err(|error| format!("cannot read /proc/self/maps: {error}"))?;
+        let maps = read_maps().map_err(|error| format!("cannot read /proc/self/maps: {error}"))?;
         let text = text_of(&maps, anchor_address(), stat.st_ino, path.as_os_str().as_bytes())?;
         Ok(Image {
             build: Build {
@@ -116,6 +116,24 @@ pub(crate) const fn fnv(text: &str, seed: u64) -> u64 {
         index += 1;
     }
     hash
+}
+
+/// In large steps: the kernel makes the text anew for each read.
+fn read_maps() -> std::io::Result<Vec<u8>> {
+    let mut file = fs::File::open("/proc/self/maps")?;
+    let mut text = vec![0; 32 << 10];
+    let mut length = 0;
+    loop {
+        match file.read(&mut text[length..])? {
+            0 => break,
+            more => length += more,
+        }
+        if text.len() - length < 4 << 10 {
+            text.resize(2 * text.len(), 0);
+        }
+    }
+    text.truncate(length);
+    Ok(text)
 }
 
 /// The executable mappings of the file that the anchor lies in, which must be the executable itself.

@@ -52,7 +52,8 @@ pub(crate) struct Run {
     /// The queues and other things that the processes were handed: waits on them end with the failure.
     shared: Vec<Shared>,
     options: Options,
-    oom_before: OomKills,
+    /// How many out-of-memory kills there were before.
+    oom_before: Arc<OomKills>,
     /// Failures that are known while it is not settled which was the first, and since when.
     pending: Vec<Failure>,
     pending_since: Option<Instant>,
@@ -62,13 +63,13 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(story: Arc<Story>, members: Vec<Member>, shared: Vec<Shared>, options: Options) -> Run {
+    pub(crate) fn new(story: Arc<Story>, members: Vec<Member>, shared: Vec<Shared>, options: Options, oom_before: Arc<OomKills>) -> Run {
         Run {
             story,
             members,
             shared,
             options,
-            oom_before: OomKills::default(),
+            oom_before,
             pending: Vec::new(),
             pending_since: None,
             first: None,
@@ -79,11 +80,6 @@ impl Run {
 
     pub(crate) fn members(&self) -> &[Member] {
         &self.members
-    }
-
-    /// Notes how many out-of-memory kills there were before these processes did much.
-    pub(crate) fn count_oom_kills(&mut self) {
-        self.oom_before = OomKills::read();
     }
 
     /// Nothing is left to watch.

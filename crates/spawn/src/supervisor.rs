@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::death;
+use crate::death::{self, OomKills};
 use crate::error::{Error, ErrorKind, Result};
 use crate::launch::{Launched, Plan, launch};
 use crate::link::Shared;
@@ -88,7 +88,7 @@ fn desk() -> Result<Arc<Desk>> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| failed("an epoll", errno.into()))?;
     epoll::add(&epoll, &desk.bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)
         .map_err(|errno| failed("an epoll", errno.into()))?;
-    let supervisor = Supervisor { desk: Arc::clone(&desk), epoll, runs: HashMap::new(), buffer: Vec::new() };
+    let supervisor = Supervisor { desk: Arc::clone(&desk), epoll, runs: HashMap::new(), buffer: Vec::new(), counted: None };
     thread::Builder::new()
         .name("supervisor".to_owned())
         .spawn(move || supervisor.serve())
@@ -111,6 +111,9 @@ impl Desk {
 
 const BELL: u64 = u64::MAX;
 
+/// How old a count of out-of-memory kills may be to stand for "before the start".
+const RECOUNT: Duration = Duration::from_secs(1);
+
 /// Names a member in epoll. Which of its two descriptors it was does not matter: both are looked at.
 fn token(id: u32, rank: usize) -> u64 {
     u64::from(id) << 32 | rank as u64
@@ -122,6 +125,8 @@ struct Supervisor {
     runs: HashMap<u32, Run>,
     /// Where frames are received.
     buffer: Vec<u8>,
+    /// The last count of out-of-memory kills, and when that was.
+    counted: Option<(Instant, Arc<OomKills>)>,
 }
 
 impl Supervisor {
@@ -205,11 +210,10 @@ impl Supervisor {
         shared.iter().for_each(Shared::adopt);
         story.begin(members.iter().map(|member| member.worker.clone()));
         let id = story.id;
-        let mut run = Run::new(story, members, shared, options);
-        let watched = self.watch(id, &run);
-        // Counting takes as long as a start, so it is done while the children start, and after whoever waits is told.
+        // Whoever waits is told first; the rest is done while the children start.
         let _ = reply.send(Ok(()));
-        run.count_oom_kills();
+        let mut run = Run::new(story, members, shared, options, self.oom_kills());
+        let watched = self.watch(id, &run);
         if let Err(errno) = watched {
             tracing::error!(%errno, "these processes cannot be watched; stopping them");
             run.interrupt(true);
@@ -218,6 +222,19 @@ impl Supervisor {
         let all = (0..run.members().len()).collect();
         run.look(&all, &mut self.buffer);
         self.runs.insert(id, run);
+    }
+
+    /// How many out-of-memory kills there were, not long ago. Reading the counters anew for each of many quick starts
+    /// would cost as much as starting.
+    fn oom_kills(&mut self) -> Arc<OomKills> {
+        match &self.counted {
+            Some((at, kills)) if at.elapsed() < RECOUNT => Arc::clone(kills),
+            _ => {
+                let kills = Arc::new(OomKills::read());
+                self.counted = Some((Instant::now(), Arc::clone(&kills)));
+                kills
+            }
+        }
     }
 
     /// A descriptor that is closed later leaves the epoll by itself, since it is the only one of its description.
@@ -252,6 +269,6 @@ fn undo(child: Launched) {
 
 fn until(deadline: Instant) -> Timespec {
     // Rounded up by the smallest step, so that the deadline has passed when the wait ends.
-    let left = deadline.saturating_duration_since(Instant::now()) + std::time::Duration::from_nanos(1);
+    let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_nanos(1);
     Timespec { tv_sec: left.as_secs().min(i32::MAX as u64) as i64, tv_nsec: left.subsec_nanos().into() }
 }
