@@ -1,0 +1,74 @@
+//! What a spawned process costs: start → function → joined, against this executable run again → exit → waited for.
+//!
+//! Floor and subject alternate in short batches; the figure is the median of the ratios of neighbours, and the floor
+//! against itself is printed beside it: `cargo bench -p spawn --bench start`.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const ROUNDS: usize = 15;
+const BATCH: usize = 30;
+
+fn nothing(_rank: usize, _: ()) {}
+
+fn main() {
+    // The floor's process: the same executable, and nothing done in it.
+    if std::env::args().nth(1).as_deref() == Some("floor") {
+        return;
+    }
+    spawn::init();
+    // A few starts and nothing else, to look at under strace or perf.
+    if std::env::args().nth(1).as_deref() == Some("few") {
+        (0..20).for_each(|_| spawned());
+        return;
+    }
+    let mut floors = Vec::new();
+    let mut subjects = Vec::new();
+    let mut ratios = Vec::new();
+    let mut against_itself = Vec::new();
+    batch(spawned);
+    for _ in 0..ROUNDS {
+        let floor = batch(floor);
+        let subject = batch(spawned);
+        let again = batch(self::floor);
+        ratios.push(subject.as_secs_f64() / floor.as_secs_f64());
+        against_itself.push(again.as_secs_f64() / floor.as_secs_f64());
+        floors.push(floor.as_secs_f64() * 1e6);
+        subjects.push(subject.as_secs_f64() * 1e6);
+    }
+    println!(
+        "spawn: p50 {:.0} us; run again, exit, wait: p50 {:.0} us; ratio {:.2} (floor against itself {:.2})",
+        median(subjects),
+        median(floors),
+        median(ratios),
+        median(against_itself),
+    );
+}
+
+/// The median time of one start in a batch.
+fn batch(one: fn()) -> Duration {
+    let mut times: Vec<Duration> = (0..BATCH)
+        .map(|_| {
+            let start = Instant::now();
+            one();
+            start.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[BATCH / 2]
+}
+
+fn floor() {
+    let status = Command::new("/proc/self/exe").arg("floor").status().expect("this executable runs again");
+    assert!(status.success());
+}
+
+fn spawned() {
+    let mut context = spawn::spawn(nothing, (), 1).expect("a process");
+    assert_eq!(context.join().expect("a result"), [()]);
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -1,0 +1,184 @@
+//! [`SpawnContext`]: the processes that were started together, and what became of them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+
+use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
+use crate::hello::Handle;
+use crate::link::Mailbox;
+use crate::story::{Story, after};
+use crate::supervisor;
+
+/// Reads a value out of its letterbox, if it is there.
+type Read<R> = Box<dyn Fn(&Mailbox) -> Result<Option<R>, BoxError> + Send + Sync>;
+
+/// Where the result of one process will be, and how to read it.
+pub(crate) struct Inbox<R> {
+    mailbox: Mailbox,
+    read: Read<R>,
+}
+
+impl<R> Inbox<R> {
+    /// An inbox for a value of type `T`, which becomes an `R`.
+    pub(crate) fn new<T: DeserializeOwned>(
+        mailbox: Mailbox,
+        into: impl Fn(T) -> R + Send + Sync + 'static,
+    ) -> Inbox<R> {
+        Inbox { mailbox, read: Box::new(move |mailbox| Ok(mailbox.take::<T>()?.map(&into))) }
+    }
+
+    /// Names the letterbox to the process that fills it.
+    pub(crate) fn handle(&self) -> Handle {
+        self.mailbox.handle()
+    }
+
+    fn open(&self, worker: Worker) -> Result<R> {
+        let reason = match (self.read)(&self.mailbox) {
+            Ok(Some(value)) => return Ok(value),
+            Ok(None) => "it said that it had returned, but its letterbox is empty".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(Error::from_process(ErrorKind::ResultLost { worker, reason }))
+    }
+}
+
+/// Processes that were started together, and that stop together when one of them fails.
+///
+/// They are supervised from the start, whether anybody joins or not: at the first failure the others get SIGTERM, and
+/// SIGKILL after the grace period; waits on the queues that they were handed end with the failure. Dropping the
+/// context stops the processes that still run, and waits until they have ended.
+pub struct SpawnContext<R> {
+    story: Arc<Story>,
+    inboxes: Vec<Inbox<R>>,
+    end: Option<Result<Vec<R>>>,
+}
+
+impl<R> SpawnContext<R> {
+    pub(crate) fn new(story: Arc<Story>, inboxes: Vec<Inbox<R>>) -> SpawnContext<R> {
+        SpawnContext { story, inboxes, end: None }
+    }
+
+    /// Waits until all processes have ended, and gives what their functions returned, in the order of their ranks.
+    ///
+    /// May be called again, and then says the same again. When a process fails, the others are stopped first, so after
+    /// an error nothing runs any more either.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of any process, by time.
+    ///
+    /// ```no_run
+    /// # fn square(_rank: usize, x: u32) -> Result<u32, String> { Ok(x * x) }
+    /// # fn main() -> spawn::Result<()> {
+    /// # spawn::init();
+    /// let mut context = spawn::spawn(square, 3, 2)?;
+    /// assert_eq!(context.join()?, [9, 9]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn join(&mut self) -> Result<&[R]> {
+        self.settle(None);
+        self.told()
+    }
+
+    /// Like [`join`](SpawnContext::join), but waits no longer than `timeout`: `None` if a process still runs then. It
+    /// stops nothing.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of any process, by time.
+    pub fn join_timeout(&mut self, timeout: Duration) -> Result<Option<&[R]>> {
+        self.settle(after(timeout));
+        match &self.end {
+            None => Ok(None),
+            Some(_) => self.told().map(Some),
+        }
+    }
+
+    /// Waits as [`join`](SpawnContext::join) does, and gives the values away.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of any process, by time.
+    pub fn into_results(mut self) -> Result<Vec<R>> {
+        self.settle(None);
+        self.end.take().unwrap_or_else(|| Err(unsettled()))
+    }
+
+    /// The process ids, in the order of the ranks.
+    pub fn pids(&self) -> Vec<u32> {
+        self.story.members().into_iter().map(|(worker, _)| worker.pid).collect()
+    }
+
+    /// The processes, in the order of their ranks.
+    pub fn workers(&self) -> Vec<Worker> {
+        self.story.members().into_iter().map(|(worker, _)| worker).collect()
+    }
+
+    /// Asks all processes to end: SIGTERM now, SIGKILL after the grace period. Returns at once;
+    /// [`join`](SpawnContext::join) waits, and says [`Interrupted`](ErrorKind::Interrupted) unless all had returned or
+    /// one had failed before.
+    pub fn terminate(&self) {
+        supervisor::stop(&self.story, false);
+    }
+
+    /// Ends all processes now, with SIGKILL. Returns at once.
+    pub fn kill(&self) {
+        supervisor::stop(&self.story, true);
+    }
+
+    /// Waits for the end and reads the results, once.
+    fn settle(&mut self, until: Option<Instant>) {
+        if self.end.is_some() {
+            return;
+        }
+        let Some(end) = self.story.wait(until) else { return };
+        let workers = self.workers();
+        self.end = Some(end.and_then(|()| {
+            self.inboxes.iter().zip(workers).map(|(inbox, worker)| inbox.open(worker)).collect()
+        }));
+        // The letterboxes have nothing more to give.
+        self.inboxes.clear();
+    }
+
+    fn told(&self) -> Result<&[R]> {
+        match &self.end {
+            Some(Ok(results)) => Ok(results),
+            Some(Err(error)) => Err(error.clone()),
+            None => Err(unsettled()),
+        }
+    }
+}
+
+/// Waiting without a limit ends only with the end, so nobody sees this.
+fn unsettled() -> Error {
+    Error::new(ErrorKind::Interrupted { worker: None }, "the processes have not ended yet")
+}
+
+impl<R> Drop for SpawnContext<R> {
+    fn drop(&mut self) {
+        if self.end.is_none() && self.story.end().is_none() {
+            supervisor::stop(&self.story, false);
+            // Bounded: grace, SIGKILL, and a limit for what even that does not end.
+            self.story.wait(None);
+        }
+    }
+}
+
+impl<R> fmt::Debug for SpawnContext<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("SpawnContext");
+        for (worker, phase) in self.story.members() {
+            text.field(&worker.name, &format_args!("pid {} {phase:?}", worker.pid));
+        }
+        match self.story.end() {
+            Some(Err(error)) => text.field("failed", &format_args!("{error}")),
+            Some(Ok(())) => text.field("succeeded", &true),
+            None => &mut text,
+        };
+        text.finish()
+    }
+}

@@ -1,0 +1,143 @@
+//! The control socket between a parent and one child: whole packets, descriptors with them, and an end of file that
+//! means that the other side is gone.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+use crate::frame::{FRAME, Frame};
+
+/// The most descriptors in one packet: the arena, and a stdin.
+const DESCRIPTORS: usize = 2;
+
+/// A packet and what came with it.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// What a look into the socket finds.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    Frame(Frame),
+    /// A packet that is no frame.
+    Noise,
+    /// Nothing now.
+    Silence,
+    /// Nothing ever again.
+    End,
+}
+
+/// A connected pair: the parent's end, the child's end. Both close on exec; the launcher puts the child's on its stdin.
+pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+/// Sends a packet with descriptors.
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::INVAL);
+    }
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            other => return other.map(drop),
+        }
+    }
+}
+
+/// Sends a frame, waiting for room: the parent reads all the time, so a full socket means a parent that is stopped.
+pub(crate) fn tell(socket: BorrowedFd<'_>, frame: &Frame) -> Result<(), Errno> {
+    send(socket, &frame.encode(), &[])
+}
+
+/// Receives one packet of up to `size` bytes with its descriptors; `None` at the end of file.
+pub(crate) fn receive(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Packet>, String> {
+    let mut bytes = vec![0; size];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) => return Ok(None),
+            Err(errno) => return Err(format!("the control socket failed: {errno}")),
+            Ok(received) => break received,
+        }
+    };
+    let descriptors: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    // The kernel installs as many as fit and drops the rest without an error: it would show as a bad handle much later.
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(format!(
+            "only {} descriptors of a packet arrived: this process has reached its limit of open files (see `ulimit \
+             -n`)",
+            descriptors.len()
+        ));
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    bytes.truncate(received.bytes);
+    Ok(Some(Packet { bytes, descriptors }))
+}
+
+/// Looks for the next frame without waiting.
+pub(crate) fn listen(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> Heard {
+    buffer.resize(FRAME, 0);
+    loop {
+        match rustix::net::recv(socket, buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Heard::Silence,
+            Ok((0, _)) | Err(_) => return Heard::End,
+            Ok((length, _)) => return Frame::decode(&buffer[..length]).map_or(Heard::Noise, Heard::Frame),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn packets_keep_their_bounds_and_their_descriptors() {
+        let (ours, theirs) = pair().unwrap();
+        send(ours.as_fd(), b"one", &[]).unwrap();
+        send(ours.as_fd(), b"two", &[ours.as_fd(), theirs.as_fd()]).unwrap();
+        let one = receive(theirs.as_fd(), 64).unwrap().unwrap();
+        let two = receive(theirs.as_fd(), 64).unwrap().unwrap();
+        assert_eq!((one.bytes.as_slice(), one.descriptors.len()), (b"one".as_slice(), 0));
+        assert_eq!((two.bytes.as_slice(), two.descriptors.len()), (b"two".as_slice(), 2));
+        for descriptor in &two.descriptors {
+            assert!(rustix::io::fcntl_getfd(descriptor).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_other_side_is_heard_after_its_last_word() {
+        let (ours, theirs) = pair().unwrap();
+        tell(theirs.as_fd(), &Frame::Returned).unwrap();
+        send(theirs.as_fd(), &[0xff, 0xff], &[]).unwrap();
+        let mut buffer = Vec::new();
+        assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Frame(Frame::Returned)));
+        assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Noise));
+        assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Silence));
+        drop(theirs);
+        assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::End));
+    }
+}

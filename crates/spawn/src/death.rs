@@ -1,0 +1,130 @@
+//! How a process ended, and whether the system killed it for want of memory.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
+
+use crate::error::Exit;
+
+/// Waits for a process without blocking: `None` while it lives.
+pub(crate) fn look(pidfd: impl AsFd) -> Option<Exit> {
+    collect(pidfd, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
+}
+
+/// Waits for a process to end.
+pub(crate) fn wait(pidfd: impl AsFd) -> Exit {
+    collect(pidfd, WaitIdOptions::EXITED).unwrap_or(Exit::Unknown)
+}
+
+fn collect(pidfd: impl AsFd, options: WaitIdOptions) -> Option<Exit> {
+    loop {
+        return match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
+            Ok(status) => status.map(|status| exit_of(&status)),
+            Err(Errno::INTR) => continue,
+            // Not our child any more: the system reaped it by itself because the host ignores SIGCHLD, or something
+            // in this program waited for it. While it lives it is our child, so it is gone.
+            Err(_) => Some(Exit::Unknown),
+        };
+    }
+}
+
+fn exit_of(status: &WaitIdStatus) -> Exit {
+    if let Some(code) = status.exit_status() {
+        Exit::Code(code)
+    } else if let Some(number) = status.terminating_signal() {
+        Exit::Signal { number, name: signal_name(number), core: status.dumped() }
+    } else {
+        Exit::Unknown
+    }
+}
+
+/// Names by number, as the common architectures of Linux have them.
+pub(crate) fn signal_name(number: i32) -> String {
+    const NAMES: [&str; 31] = [
+        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
+        "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF",
+        "WINCH", "IO", "PWR", "SYS",
+    ];
+    match usize::try_from(number - 1).ok().and_then(|index| NAMES.get(index)) {
+        Some(name) => format!("SIG{name}"),
+        None => format!("signal {number}"),
+    }
+}
+
+/// The kernel's counters of out-of-memory kills that this process can see, at one moment.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct OomKills(Vec<(String, u64)>);
+
+impl OomKills {
+    /// Reads them: our cgroups (version 2 and 1) and the whole machine. Where there is none, there is none.
+    pub(crate) fn read() -> OomKills {
+        let mut counters = Vec::new();
+        for file in cgroup_files() {
+            if let Some(count) = counter_in(&file) {
+                counters.push((file.display().to_string(), count));
+            }
+        }
+        let vmstat = Path::new("/proc/vmstat");
+        if let Some(count) = counter_in(vmstat) {
+            counters.push((vmstat.display().to_string(), count));
+        }
+        OomKills(counters)
+    }
+
+    /// The nearest counter that has grown since. Others share the counters, so it is only a likely cause.
+    pub(crate) fn grown_since(&self, before: &OomKills) -> Option<String> {
+        self.0.iter().find_map(|(name, now)| {
+            let then = before.0.iter().find(|(other, _)| other == name)?.1;
+            (*now > then).then(|| format!("the counter oom_kill in {name} went from {then} to {now}"))
+        })
+    }
+}
+
+fn counter_in(file: &Path) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+}
+
+/// The files with a counter for the groups that this process is in.
+fn cgroup_files() -> Vec<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    groups
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let path = path.trim_start_matches('/');
+            if controllers.is_empty() {
+                Some(Path::new("/sys/fs/cgroup").join(path).join("memory.events"))
+            } else if controllers.split(',').any(|controller| controller == "memory") {
+                Some(Path::new("/sys/fs/cgroup/memory").join(path).join("memory.oom_control"))
+            } else {
+                None
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_have_the_names_that_people_know() {
+        assert_eq!(signal_name(rustix::process::Signal::KILL.as_raw()), "SIGKILL");
+        assert_eq!(signal_name(rustix::process::Signal::SEGV.as_raw()), "SIGSEGV");
+        assert_eq!(signal_name(34), "signal 34");
+        assert_eq!(signal_name(0), "signal 0");
+    }
+
+    #[test]
+    fn a_counter_that_grew_is_named_and_one_that_is_new_is_not() {
+        let before = OomKills(vec![("a".into(), 3), ("b".into(), 3)]);
+        let after = OomKills(vec![("c".into(), 9), ("a".into(), 3), ("b".into(), 4)]);
+        assert_eq!(after.grown_since(&before).unwrap(), "the counter oom_kill in b went from 3 to 4");
+        assert_eq!(before.grown_since(&before), None);
+    }
+}

@@ -1,0 +1,491 @@
+//! What to start: [`Process`] describes one process, [`Group`] collects several that live and fail together, and
+//! [`spawn`] is the short form for the same function several times.
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::context::{Inbox, SpawnContext};
+use crate::entry;
+use crate::error::{BoxError, Error, ErrorKind, Result};
+use crate::image::image;
+use crate::launch::Plan;
+use crate::link::{self, Mailbox, Parcel, Shared};
+use crate::outcome::Outcome;
+use crate::run::Options;
+use crate::supervisor;
+use crate::trampoline::{self, Target};
+
+/// Runs `f(rank, args)` in `n` new processes, with ranks from 0.
+///
+/// `f` is a function item (a generic instance too) or a closure that captures nothing; what it needs comes in `args`.
+/// These are encoded once; tensors and queues in them travel as handles. With `n > 1` every process gets its own copy,
+/// so they must hold nothing that only one process may have.
+///
+/// ```no_run
+/// fn greet(rank: usize, name: String) -> Result<String, std::io::Error> {
+///     Ok(format!("{name} from {rank}"))
+/// }
+///
+/// fn main() -> spawn::Result<()> {
+///     spawn::init();
+///     let greetings = spawn::spawn(greet, "hello".to_string(), 2)?.into_results()?;
+///     assert_eq!(greetings, ["hello from 0", "hello from 1"]);
+///     Ok(())
+/// }
+/// ```
+///
+/// A closure that captures is refused when it is built (by `cargo build`; `cargo check` does not look that far):
+///
+/// ```compile_fail
+/// # fn main() -> spawn::Result<()> {
+/// # spawn::init();
+/// let factor = 3;
+/// spawn::spawn(move |_rank, x: u32| Ok::<_, String>(x * factor), 2, 1)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// So is a function pointer, which means nothing in another process:
+///
+/// ```compile_fail
+/// # fn twice(_rank: usize, x: u32) -> Result<u32, String> { Ok(2 * x) }
+/// # fn main() -> spawn::Result<()> {
+/// # spawn::init();
+/// let pointer: fn(usize, u32) -> Result<u32, String> = twice;
+/// spawn::spawn(pointer, 2, 1)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// When [`init`](crate::init) was not called, `n` is 0, the arguments cannot be encoded (or hold something exclusive
+/// and `n > 1`), or the system does not start a process; then none is left running. What happens in the processes is
+/// told by the [`SpawnContext`].
+pub fn spawn<F, A, R>(f: F, args: A, n: usize) -> Result<SpawnContext<R::Value>>
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
+    builder().spawn(f, args, n)
+}
+
+/// [`spawn`] with options.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # fn work(_rank: usize, _: ()) {}
+/// # fn main() -> spawn::Result<()> {
+/// # spawn::init();
+/// let mut context = spawn::builder().name("resize").grace(Duration::from_secs(1)).spawn(work, (), 4)?;
+/// # context.join()?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn builder() -> Builder {
+    Builder { process: Process::default(), options: Options::default() }
+}
+
+/// Options for [`spawn`]; made by [`builder`].
+#[derive(Debug)]
+#[must_use]
+pub struct Builder {
+    process: Process,
+    options: Options,
+}
+
+impl Builder {
+    /// The processes' name; see [`Process::named`].
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.process.name = Some(name.into());
+        self
+    }
+
+    /// What the processes find as their stdin; see [`Process::stdin`].
+    pub fn stdin(mut self, stdin: Stdin) -> Self {
+        self.process.stdin = stdin;
+        self
+    }
+
+    /// How long a process that is to stop has from SIGTERM to SIGKILL. 3 seconds if not set; zero sends SIGKILL at
+    /// once.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.options.grace = grace;
+        self
+    }
+
+    /// How long a process has from its start to [`init`](crate::init). 10 seconds if not set.
+    pub fn hello_deadline(mut self, deadline: Duration) -> Self {
+        self.options.hello_deadline = deadline;
+        self
+    }
+
+    /// Starts the processes, as the function [`spawn`] does.
+    ///
+    /// # Errors
+    ///
+    /// As the function [`spawn`].
+    pub fn spawn<F, A, R>(self, f: F, args: A, n: usize) -> Result<SpawnContext<R::Value>>
+    where
+        F: Fn(usize, A) -> R + Copy + Send + 'static,
+        A: Serialize + DeserializeOwned,
+        R: Outcome,
+    {
+        let mut group = Group::new().grace(self.options.grace).hello_deadline(self.options.hello_deadline);
+        group.add_replicas(self.process, f, args, n)?;
+        group.start()
+    }
+}
+
+/// What a process finds when it reads its stdin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stdin {
+    /// Nothing: /dev/null.
+    #[default]
+    Null,
+    /// This process's own stdin: the same open file. What this process has read ahead into a buffer does not travel,
+    /// so read nothing from it before. The child stays in this process's group, so that it may read a terminal; Ctrl-C
+    /// there reaches it too.
+    Inherit,
+}
+
+/// A process to be started: its name and what it gets from this one.
+///
+/// A string is one too: `group.add("decode", decode, input)`.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Process {
+    name: Option<String>,
+    stdin: Stdin,
+}
+
+impl Process {
+    /// A process with a name. Errors, `ps`, `top` and debuggers show it (the latter two the first 15 bytes). Without
+    /// one it is named after its function. Replicas get their number behind it.
+    pub fn named(name: impl Into<String>) -> Process {
+        Process { name: Some(name.into()), ..Process::default() }
+    }
+
+    /// What it finds as its stdin.
+    pub fn stdin(mut self, stdin: Stdin) -> Process {
+        self.stdin = stdin;
+        self
+    }
+
+    /// The name of replica `index` of `n`, in characters that the system takes.
+    fn name_of(&self, target: &Target, index: usize, n: usize) -> String {
+        let name = match &self.name {
+            Some(name) => name.chars().filter(|character| !character.is_control()).collect(),
+            None => short_name(target.name),
+        };
+        if n > 1 { format!("{name}.{index}") } else { name }
+    }
+}
+
+impl From<&str> for Process {
+    fn from(name: &str) -> Process {
+        Process::named(name)
+    }
+}
+
+impl From<String> for Process {
+    fn from(name: String) -> Process {
+        Process::named(name)
+    }
+}
+
+/// The last word of a type's path: `app::decode::frames<f32>` is "frames", a closure is named after where it stands.
+fn short_name(path: &str) -> String {
+    let path = path.split('<').next().unwrap_or(path);
+    let mut words = path.rsplit("::").filter(|word| !word.starts_with('{') && !word.is_empty());
+    words.next().unwrap_or("worker").to_owned()
+}
+
+/// A member that has been added: its arguments are packed, its process is not started.
+struct Added<R> {
+    process: Process,
+    name: String,
+    target: Target,
+    parcel: Parcel,
+    inbox: Inbox<R>,
+}
+
+/// Processes with different functions that live and fail together: the first failure of any stops all.
+///
+/// The rank of a process is its place in the group. All functions give the same type `R`, or are added with
+/// [`add_mapped`](Group::add_mapped) and a conversion into it.
+///
+/// ```no_run
+/// use spawn::{Group, Process, Stdin};
+///
+/// fn read(_rank: usize, _: ()) -> Result<u64, std::io::Error> {
+///     Ok(std::io::stdin().lines().count() as u64)
+/// }
+///
+/// fn count(_rank: usize, to: u64) -> Result<u64, std::io::Error> {
+///     Ok((0..to).sum())
+/// }
+///
+/// fn main() -> spawn::Result<()> {
+///     spawn::init();
+///     let mut group = Group::new();
+///     group.add(Process::named("read").stdin(Stdin::Inherit), read, ())?;
+///     group.add_replicas("count", count, 100, 2)?;
+///     let mut context = group.start()?;
+///     println!("{:?}", context.join()?);
+///     Ok(())
+/// }
+/// ```
+#[must_use = "a group does nothing until it is started"]
+pub struct Group<R> {
+    members: Vec<Added<R>>,
+    options: Options,
+}
+
+impl<R: 'static> Group<R> {
+    /// An empty group.
+    pub fn new() -> Group<R> {
+        Group { members: Vec::new(), options: Options::default() }
+    }
+
+    /// See [`Builder::grace`].
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.options.grace = grace;
+        self
+    }
+
+    /// See [`Builder::hello_deadline`].
+    pub fn hello_deadline(mut self, deadline: Duration) -> Self {
+        self.options.hello_deadline = deadline;
+        self
+    }
+
+    /// Adds a process that will run `f(rank, args)`, and gives its rank. The arguments are encoded now: what is moved
+    /// into them has left this process's hands.
+    ///
+    /// # Errors
+    ///
+    /// When [`init`](crate::init) was not called, or the arguments cannot be encoded.
+    pub fn add<F, A, O>(&mut self, process: impl Into<Process>, f: F, args: A) -> Result<usize>
+    where
+        F: Fn(usize, A) -> O + Copy + Send + 'static,
+        A: Serialize + DeserializeOwned,
+        O: Outcome<Value = R>,
+    {
+        self.add_mapped(process, f, args, |value| value)
+    }
+
+    /// Adds a process whose result becomes an `R` in this process, when the group is joined.
+    ///
+    /// # Errors
+    ///
+    /// As for [`add`](Group::add).
+    pub fn add_mapped<F, A, O>(
+        &mut self,
+        process: impl Into<Process>,
+        f: F,
+        args: A,
+        into: impl Fn(O::Value) -> R + Send + Sync + 'static,
+    ) -> Result<usize>
+    where
+        F: Fn(usize, A) -> O + Copy + Send + 'static,
+        A: Serialize + DeserializeOwned,
+        O: Outcome,
+    {
+        let _ = f;
+        let process = process.into();
+        let target = prepare::<F, A, O>()?;
+        let name = process.name_of(&target, 0, 1);
+        self.push::<O>(process, name, target, pack(args)?, into)
+    }
+
+    /// Adds `n` processes that will run `f(rank, args)`, each with its own copy of the arguments, and gives their
+    /// ranks.
+    ///
+    /// # Errors
+    ///
+    /// As for [`add`](Group::add); also when `n` is 0, and when the arguments hold something that only one process may
+    /// have and `n > 1`.
+    pub fn add_replicas<F, A, O>(
+        &mut self,
+        process: impl Into<Process>,
+        f: F,
+        args: A,
+        n: usize,
+    ) -> Result<Range<usize>>
+    where
+        F: Fn(usize, A) -> O + Copy + Send + 'static,
+        A: Serialize + DeserializeOwned,
+        O: Outcome<Value = R>,
+    {
+        let _ = f;
+        let process = process.into();
+        let target = prepare::<F, A, O>()?;
+        if n == 0 {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                "0 processes were asked for: nobody would take the arguments, so ask for at least 1",
+            ));
+        }
+        let first = self.members.len();
+        let parcel = pack(args)?;
+        for index in 1..n {
+            let copy = parcel.duplicate().map_err(|error| {
+                Error::caused(
+                    ErrorKind::Arguments,
+                    format!(
+                        "{n} processes cannot have copies of these arguments (freeze what is exclusive in them, or use \
+                         one process)"
+                    ),
+                    error,
+                )
+            })?;
+            let name = process.name_of(&target, index, n);
+            self.push::<O>(process.clone(), name, target, copy, |value| value)?;
+        }
+        // The original goes to the first replica, which must also come first.
+        let name = process.name_of(&target, 0, n);
+        self.push::<O>(process, name, target, parcel, |value| value)?;
+        self.members[first..].rotate_right(1);
+        Ok(first..first + n)
+    }
+
+    fn push<O: Outcome>(
+        &mut self,
+        process: Process,
+        name: String,
+        target: Target,
+        parcel: Parcel,
+        into: impl Fn(O::Value) -> R + Send + Sync + 'static,
+    ) -> Result<usize> {
+        let inbox = Inbox::new(Mailbox::create().map_err(no_letterbox)?, into);
+        self.members.push(Added { process, name, target, parcel, inbox });
+        Ok(self.members.len() - 1)
+    }
+
+    /// Starts the processes. From here on they are supervised.
+    ///
+    /// # Errors
+    ///
+    /// When the group is empty, more than one process is to have this one's stdin, processes are nested too deep, or
+    /// the system does not start one; then none is left running.
+    pub fn start(self) -> Result<SpawnContext<R>> {
+        let depth = entry::depth_of_a_child()?;
+        if self.members.is_empty() {
+            return Err(Error::new(ErrorKind::Usage, "the group is empty: add a process before it is started"));
+        }
+        let readers: Vec<&str> = self
+            .members
+            .iter()
+            .filter(|member| member.process.stdin == Stdin::Inherit)
+            .map(|member| member.name.as_str())
+            .collect();
+        if readers.len() > 1 {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "stdin is to go to {} processes ({}), which would each get some part of it: give it to one",
+                    readers.len(),
+                    readers.join(", ")
+                ),
+            ));
+        }
+        let mut plans = Vec::new();
+        let mut inboxes = Vec::new();
+        let mut shared: Vec<Shared> = Vec::new();
+        for (rank, member) in self.members.into_iter().enumerate() {
+            let Added { process, name, target, parcel, inbox } = member;
+            shared.extend(parcel.shared());
+            let arguments = Mailbox::create().map_err(no_letterbox)?;
+            arguments.post(parcel).map_err(no_letterbox)?;
+            plans.push(Plan {
+                target,
+                name,
+                rank,
+                depth,
+                arguments,
+                outcome: inbox.handle(),
+                stdin: stdin_for(&process)?,
+            });
+            inboxes.push(inbox);
+        }
+        let story = supervisor::start(plans, shared, self.options)?;
+        Ok(SpawnContext::new(story, inboxes))
+    }
+}
+
+impl<R: 'static> Default for Group<R> {
+    fn default() -> Self {
+        Group::new()
+    }
+}
+
+impl<R> fmt::Debug for Group<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.members.iter().map(|member| (&member.name, member.target.name))).finish()
+    }
+}
+
+/// What must hold before anything is encoded, and where the function is.
+fn prepare<F, A, R>() -> Result<Target>
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
+    entry::depth_of_a_child()?;
+    let image = image().map_err(|reason| Error::new(ErrorKind::Launch, reason))?;
+    let target =
+        trampoline::target::<F, A, R>(image).map_err(|reason| Error::new(ErrorKind::Usage, reason))?;
+    link::prepare().map_err(|error| {
+        Error::caused(ErrorKind::Arena, "there is no arena to share with new processes", error)
+    })?;
+    Ok(target)
+}
+
+fn pack<A: Serialize>(args: A) -> Result<Parcel> {
+    Parcel::pack(args).map_err(|error| {
+        let what = format!("the arguments of type `{}` cannot be sent", std::any::type_name::<A>());
+        Error::caused(ErrorKind::Arguments, what, error)
+    })
+}
+
+fn no_letterbox(error: BoxError) -> Error {
+    Error::caused(ErrorKind::Arena, "no room in the arena for a process's letterbox", error)
+}
+
+fn stdin_for(process: &Process) -> Result<Option<OwnedFd>> {
+    match process.stdin {
+        Stdin::Null => Ok(None),
+        Stdin::Inherit => entry::own_stdin().map(Some).map_err(|error| {
+            Error::caused(ErrorKind::Launch, "this process's stdin cannot be handed on (is it closed?)", error)
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_from_the_last_word_of_the_function() {
+        assert_eq!(short_name("app::decode::frames<app::Wide>"), "frames");
+        assert_eq!(short_name("app::main::{{closure}}"), "main");
+        assert_eq!(short_name("{{closure}}"), "worker");
+    }
+
+    #[test]
+    fn a_process_that_did_not_call_init_may_not_spawn() {
+        // The harness of these tests has no `main` of ours, so nothing called it here.
+        let error = spawn(|_, ()| (), (), 1).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::NotInitialized), "{error:?}");
+        assert!(error.to_string().contains("first line of `main`"), "{error}");
+    }
+}

@@ -1,0 +1,174 @@
+//! All that this crate needs from the arena: parcels of arguments, letterboxes, and the news that others wait for.
+//!
+//! Nothing else in this crate names a type of `shm-core`, so what the two agree on can be read here.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use shm_core::Arena;
+use shm_core::cells::Owner;
+use shm_core::failure::PeerFailure;
+use shm_core::letterbox::Letterbox;
+use shm_core::message::{self, EncodeError, Outgoing};
+use shm_core::object::Object;
+
+use crate::error::{BoxError, Worker};
+use crate::hello::Handle;
+
+/// Makes sure that this process has an arena, so that its children can share it.
+pub(crate) fn prepare() -> Result<(), BoxError> {
+    Arena::current()?;
+    Ok(())
+}
+
+/// The arena's file, for a child.
+pub(crate) fn arena() -> Result<impl AsFd, BoxError> {
+    Ok(Arena::current()?)
+}
+
+/// Makes the arena behind the descriptor this process's own, as a participant of its own.
+pub(crate) fn join(descriptor: OwnedFd) -> Result<Member, BoxError> {
+    let arena = Arena::join(descriptor)?;
+    let me = arena.me();
+    Arena::install_current(arena)?;
+    Ok(Member { row: me.row, epoch: me.epoch })
+}
+
+/// A child as a participant of the arena.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member {
+    pub(crate) row: u16,
+    pub(crate) epoch: u16,
+}
+
+impl Member {
+    fn owner(self) -> Owner {
+        Owner { row: self.row, epoch: self.epoch }
+    }
+}
+
+/// Gives back what a process held that was waited for.
+pub(crate) fn bury(member: Member) {
+    if let Ok(arena) = Arena::current() {
+        arena.bury(member.owner());
+    }
+}
+
+/// What a process noted about itself before it ended.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    pub(crate) task: Option<String>,
+    pub(crate) panic: Option<String>,
+}
+
+/// Reads the flight recorder of a process that has ended and is not buried yet. Somebody else may have buried it.
+pub(crate) fn record_of(member: Member) -> Record {
+    match Arena::current().ok().and_then(|arena| arena.record_of(member.owner())) {
+        Some(record) => Record { task: Some(record.task).filter(|task| !task.is_empty()), panic: record.panic },
+        None => Record::default(),
+    }
+}
+
+/// Writes this process's name into its flight recorder.
+pub(crate) fn note_name(name: &str) {
+    if let Ok(arena) = Arena::current() {
+        arena.recorder().set_name(name);
+    }
+}
+
+/// Writes a panic of this process into its flight recorder.
+pub(crate) fn note_panic(text: &str) {
+    if let Ok(arena) = Arena::current() {
+        arena.recorder().set_panic(text);
+    }
+}
+
+/// Something that processes of a context share: a queue, an event, a ring.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared(Object);
+
+impl Shared {
+    /// From now on this process records what becomes of the others that use it.
+    pub(crate) fn adopt(&self) {
+        self.0.set_supervisor(self.0.arena().me());
+    }
+
+    /// Ends the waits of all who wait here for a process that failed.
+    pub(crate) fn record_failure(&self, worker: &Worker, cause: &str) {
+        self.0.record_failure(&PeerFailure { rank: rank_of(worker), pid: worker.pid, cause: cause.to_owned() });
+    }
+
+    /// Notes that a process left in peace.
+    pub(crate) fn record_departure(&self, worker: &Worker) {
+        self.0.record_departure(rank_of(worker), worker.pid);
+    }
+}
+
+fn rank_of(worker: &Worker) -> u32 {
+    u32::try_from(worker.rank).unwrap_or(u32::MAX)
+}
+
+/// Whether an error only passes on that another process has failed or has left.
+pub(crate) fn follows_from_a_peer(error: &(dyn std::error::Error + 'static)) -> bool {
+    if error.is::<PeerFailure>() {
+        return true;
+    }
+    let kind = error.downcast_ref::<shm_core::Error>().map(shm_core::Error::kind);
+    matches!(kind, Some(shm_core::ErrorKind::PeerFailed | shm_core::ErrorKind::Closed))
+}
+
+/// A value that was encoded and has left this process's hands.
+#[derive(Debug)]
+pub(crate) struct Parcel(Outgoing);
+
+impl Parcel {
+    pub(crate) fn pack<A: Serialize>(value: A) -> Result<Parcel, BoxError> {
+        message::encode(&Arena::current()?, value).map(Parcel).map_err(reason)
+    }
+
+    /// A copy with references of its own; an error if it holds something that only one process may have.
+    pub(crate) fn duplicate(&self) -> Result<Parcel, BoxError> {
+        Ok(Parcel(self.0.duplicate()?))
+    }
+
+    /// The queues and the like inside.
+    pub(crate) fn shared(&self) -> Vec<Shared> {
+        self.0.objects().into_iter().map(Shared).collect()
+    }
+}
+
+/// A place in the arena for one value on its way between a parent and a child.
+#[derive(Debug)]
+pub(crate) struct Mailbox(Letterbox);
+
+impl Mailbox {
+    pub(crate) fn create() -> Result<Mailbox, BoxError> {
+        Ok(Mailbox(Letterbox::create(&Arena::current()?, 1)?))
+    }
+
+    pub(crate) fn open(handle: Handle) -> Result<Mailbox, BoxError> {
+        Ok(Mailbox(Letterbox::open(&Arena::current()?, handle)?))
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.0.handle()
+    }
+
+    pub(crate) fn post(&self, parcel: Parcel) -> Result<(), BoxError> {
+        Ok(self.0.send_encoded(parcel.0)?)
+    }
+
+    pub(crate) fn put<T: Serialize>(&self, value: T) -> Result<(), BoxError> {
+        self.0.send(value).map_err(reason)
+    }
+
+    pub(crate) fn take<T: DeserializeOwned>(&self) -> Result<Option<T>, BoxError> {
+        Ok(self.0.try_recv()?)
+    }
+}
+
+/// The value that comes back with the error is dropped: its owner could do nothing else with it.
+fn reason<T>(failed: EncodeError<T>) -> BoxError {
+    failed.error.into()
+}

@@ -1,0 +1,123 @@
+//! What a panic said, kept where it can be read after the process is gone.
+//!
+//! The payload that `catch_unwind` gives has no location, and with `panic = "abort"` there is no payload at all. So a
+//! hook notes both: in the thread, for the report that is sent home, and, for a process that does not live to send one,
+//! in the flight recorder of the arena and in a word to the parent. That word has a second use: unwinding drops what
+//! the function held, which may make peers fail before this process has said what happened; the parent then knows to
+//! wait for it.
+
+use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::cell::{Cell, RefCell};
+use std::os::fd::BorrowedFd;
+use std::panic::PanicHookInfo;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::control;
+use crate::frame::{Frame, clip};
+use crate::link;
+use crate::time::monotonic_nanos;
+
+/// A panic of this thread.
+#[derive(Debug)]
+pub(crate) struct Noted {
+    /// When it happened; unwinding may take long.
+    pub(crate) at: u64,
+    pub(crate) message: String,
+    pub(crate) location: Option<String>,
+    pub(crate) backtrace: Option<String>,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Noted>> = const { RefCell::new(None) };
+    static IN_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What the language says when a panic may not go on and the process ends: the panic before it is the reason.
+const NO_WAY_OUT: [&str; 2] = ["panic in a function that cannot unwind", "panic in a destructor during cleanup"];
+
+/// How many panics are told to the parent as they happen. A function that catches panics all the time must not keep
+/// the parent busy with them.
+const WORDS: u32 = 16;
+
+/// Puts our hook in front of the one that is there, which still prints to stderr.
+pub(crate) fn install_hook(control: BorrowedFd<'static>) {
+    let previous = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        note(info, control);
+        previous(info);
+    }));
+}
+
+/// The calling thread is the one that runs the function.
+pub(crate) fn enter_function() {
+    IN_FUNCTION.set(true);
+}
+
+fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
+    static TOLD: AtomicU32 = AtomicU32::new(0);
+
+    let at = monotonic_nanos();
+    let mut message = clip(message_of(info.payload()));
+    let mut location = info.location().map(ToString::to_string);
+    if NO_WAY_OUT.contains(&message.as_str())
+        && let Ok(Some(Some((first, place)))) = LAST.try_with(|last| {
+            last.try_borrow().ok().map(|last| last.as_ref().map(|last| (last.message.clone(), last.location.clone())))
+        })
+    {
+        message = format!("{first} ({message})");
+        location = place;
+    }
+    link::note_panic(&match &location {
+        Some(location) => format!("{location}: {message}"),
+        None => message.clone(),
+    });
+    if TOLD.fetch_add(1, Ordering::Relaxed) < WORDS {
+        let in_function = IN_FUNCTION.try_with(Cell::get).unwrap_or(false);
+        let word = Frame::Panicking { at, in_function, message: message.clone(), location: location.clone() };
+        // If it cannot be told now, the report after unwinding tells it.
+        let _ = control::tell(control, &word);
+    }
+    // As everywhere, RUST_BACKTRACE decides whether one is taken.
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| clip(backtrace.to_string()));
+    let noted = Noted { at, message, location, backtrace };
+    // A panic inside a destructor of thread-locals has no place to be noted any more; the recorder has it.
+    let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some(noted)));
+}
+
+/// The panic whose payload was caught in this thread.
+pub(crate) fn caught(payload: Box<dyn Any + Send>) -> Noted {
+    let noted = LAST.with(|last| last.borrow_mut().take()).unwrap_or_else(|| Noted {
+        // The program replaced our hook with its own: the payload still has the message.
+        at: monotonic_nanos(),
+        message: clip(message_of(payload.as_ref())),
+        location: None,
+        backtrace: None,
+    });
+    // A payload may panic when it is dropped; there is nobody left to catch that.
+    std::mem::forget(payload);
+    noted
+}
+
+fn message_of(payload: &(dyn Any + Send)) -> String {
+    if let Some(text) = payload.downcast_ref::<&'static str>() {
+        (*text).to_owned()
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "(the panic carries a value that is not text)".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_found_in_both_shapes_that_panics_carry() {
+        assert_eq!(message_of(&"static"), "static");
+        assert_eq!(message_of(&"made".to_owned()), "made");
+        assert!(message_of(&7_u32).contains("not text"));
+    }
+}

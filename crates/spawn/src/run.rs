@@ -1,0 +1,256 @@
+//! One context as the supervisor runs it: the first failure counts, is told to all who wait, and stops the others.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::death::OomKills;
+use crate::error::{Error, ErrorKind};
+use crate::link::Shared;
+use crate::member::{Failure, Member};
+use crate::story::{Phase, Story};
+
+/// How long the supervisor waits for a process that SIGKILL did not end before it reports without it. Such a process
+/// hangs in the kernel (a dead file server, a driver).
+const UNKILLABLE: Duration = Duration::from_secs(5);
+
+/// How long a failure that was told waits for news of an earlier one. What a failing function drops can make its peers
+/// fail, and their news may be here first.
+const SETTLING: Duration = Duration::from_millis(5);
+
+/// The same where there is reason to expect earlier news: another function is known to be panicking since before (its
+/// unwinding may take a while), or the error itself says that another process is the reason.
+const EXPECTING: Duration = Duration::from_millis(250);
+
+/// What a context may choose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// From SIGTERM to SIGKILL.
+    pub(crate) grace: Duration,
+    /// From the start to `init`.
+    pub(crate) hello_deadline: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { grace: Duration::from_secs(3), hello_deadline: Duration::from_secs(10) }
+    }
+}
+
+/// The processes are being stopped.
+#[derive(Debug)]
+struct Stop {
+    kill_at: Instant,
+    killed: bool,
+}
+
+/// The processes of a context.
+#[derive(Debug)]
+pub(crate) struct Run {
+    story: Arc<Story>,
+    members: Vec<Member>,
+    /// The queues and other things that the processes were handed: waits on them end with the failure.
+    shared: Vec<Shared>,
+    options: Options,
+    /// How many out-of-memory kills there were before.
+    oom_before: Arc<OomKills>,
+    /// Failures that are known while it is not settled which was the first, and since when.
+    pending: Vec<Failure>,
+    pending_since: Option<Instant>,
+    first: Option<Error>,
+    stop: Option<Stop>,
+    told: bool,
+}
+
+impl Run {
+    pub(crate) fn new(story: Arc<Story>, members: Vec<Member>, shared: Vec<Shared>, options: Options, oom_before: Arc<OomKills>) -> Run {
+        Run {
+            story,
+            members,
+            shared,
+            options,
+            oom_before,
+            pending: Vec::new(),
+            pending_since: None,
+            first: None,
+            stop: None,
+            told: false,
+        }
+    }
+
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Nothing is left to watch.
+    pub(crate) fn is_over(&self) -> bool {
+        self.members.iter().all(Member::has_ended)
+    }
+
+    /// Looks at the members that something happened to, and at all of them if that was a failure: the first by time
+    /// may be one whose news was not read yet.
+    pub(crate) fn look(&mut self, touched: &HashSet<usize>, buffer: &mut Vec<u8>) {
+        let mut failures = Vec::new();
+        for &rank in touched {
+            if let Some(member) = self.members.get_mut(rank) {
+                failures.extend(member.look(buffer, &self.oom_before));
+            }
+        }
+        self.judge(failures, buffer);
+    }
+
+    /// Acts on what did not happen in time.
+    pub(crate) fn tick(&mut self, now: Instant, buffer: &mut Vec<u8>) {
+        let mut failures = Vec::new();
+        for member in &mut self.members {
+            if member.deadline().is_some_and(|deadline| deadline <= now) {
+                failures.extend(member.overdue(self.options.hello_deadline));
+            }
+        }
+        self.judge(failures, buffer);
+        self.press(now);
+    }
+
+    /// The next time at which `tick` has something to do.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let settled = self.pending_since.map(|since| since + self.settling_time());
+        let stop = self.stop.as_ref().filter(|_| !self.told).map(|stop| {
+            if stop.killed { stop.kill_at + UNKILLABLE } else { stop.kill_at }
+        });
+        self.members.iter().filter_map(Member::deadline).chain(stop).chain(settled).min()
+    }
+
+    /// Stops all processes because the program asked for it.
+    pub(crate) fn interrupt(&mut self, kill: bool) {
+        if self.is_over() {
+            return;
+        }
+        if self.first.is_none() {
+            self.fail(ErrorKind::Interrupted { worker: None });
+        }
+        if kill {
+            self.stop(Duration::ZERO);
+        }
+    }
+
+    /// The supervisor itself ends: whoever waits must not wait for ever.
+    pub(crate) fn abandon(&mut self) {
+        self.story.finish(Err(Error::new(
+            ErrorKind::Interrupted { worker: None },
+            "the thread that supervises the processes has ended; they have ended with it",
+        )));
+    }
+
+    fn judge(&mut self, failures: Vec<Failure>, buffer: &mut Vec<u8>) {
+        self.pending.extend(failures);
+        if self.first.is_some() {
+            self.pending.clear();
+        }
+        if !self.pending.is_empty() {
+            for member in &mut self.members {
+                self.pending.extend(member.look(buffer, &self.oom_before));
+            }
+            let now = Instant::now();
+            let since = *self.pending_since.get_or_insert(now);
+            if now >= since + self.settling_time() {
+                // Stable: of several processes that ended without a word the one that was looked at first counts.
+                self.pending.sort_by_key(Failure::order);
+                let first = self.pending.swap_remove(0);
+                self.pending.clear();
+                self.pending_since = None;
+                self.fail(first.kind);
+            }
+        }
+        for member in &mut self.members {
+            member.settle(&self.shared);
+            let phase = if member.has_ended() {
+                Phase::Ended
+            } else if member.has_returned() {
+                Phase::Returned
+            } else if member.is_running() {
+                Phase::Running
+            } else {
+                continue;
+            };
+            self.story.note(member.worker.rank, phase);
+        }
+        if self.is_over() {
+            self.tell();
+        }
+    }
+
+    /// How long what is pending waits for an earlier failure to be told.
+    fn settling_time(&self) -> Duration {
+        let (follows, earliest) = self.pending.iter().map(Failure::order).min().unwrap_or_default();
+        // The end of a process without a word counts as the earliest of all.
+        if earliest == 0 || !self.members.iter().any(Member::is_running) {
+            Duration::ZERO
+        } else if follows || self.members.iter().filter_map(Member::panicking_since).any(|at| at < earliest) {
+            EXPECTING
+        } else {
+            SETTLING
+        }
+    }
+
+    /// The first failure: keeps it, tells all who wait for these processes, stops the others.
+    fn fail(&mut self, kind: ErrorKind) {
+        let error = Error::from_process(kind);
+        tracing::debug!(%error, "stopping the other processes");
+        let worker = match error.worker() {
+            Some(worker) => worker.clone(),
+            // Stopped on request: any of them can stand for all.
+            None => self.members[0].worker.clone(),
+        };
+        self.story.note(worker.rank, Phase::Failed);
+        let cause = error.kind().cause();
+        for object in &self.shared {
+            object.record_failure(&worker, &cause);
+        }
+        self.first = Some(error);
+        self.stop(self.options.grace);
+    }
+
+    fn stop(&mut self, grace: Duration) {
+        let now = Instant::now();
+        let kill_at = now.checked_add(grace).unwrap_or(now + Duration::from_secs(365 * 86_400));
+        match &mut self.stop {
+            Some(stop) => stop.kill_at = stop.kill_at.min(kill_at),
+            None => {
+                self.stop = Some(Stop { kill_at, killed: false });
+                if !grace.is_zero() {
+                    for member in &mut self.members {
+                        member.terminate();
+                    }
+                }
+            }
+        }
+        self.press(now);
+    }
+
+    /// Grace has ended: SIGKILL. And if even that does not help: report without those that hang.
+    fn press(&mut self, now: Instant) {
+        let Some(stop) = &mut self.stop else { return };
+        if now < stop.kill_at {
+            return;
+        }
+        if !stop.killed {
+            stop.killed = true;
+            for member in &mut self.members {
+                member.kill();
+            }
+        } else if now >= stop.kill_at + UNKILLABLE && !self.told {
+            for member in self.members.iter().filter(|member| !member.has_ended()) {
+                tracing::error!(worker = %member.worker, "it does not end after SIGKILL; it hangs in the kernel");
+            }
+            self.tell();
+        }
+    }
+
+    fn tell(&mut self) {
+        if !std::mem::replace(&mut self.told, true) {
+            // Whoever shared something with these processes learnt how it ended; nothing here keeps it any longer.
+            self.shared.clear();
+            self.story.finish(self.first.clone().map_or(Ok(()), Err));
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What a context and the supervisor share: who the processes are, and how it ended.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{Error, Worker};
+
+/// Where a process is in its life, as the supervisor has seen it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Starting,
+    Running,
+    Returned,
+    Failed,
+    Ended,
+}
+
+/// The processes of one context and their common end. The supervisor writes, the context reads and waits.
+#[derive(Debug)]
+pub(crate) struct Story {
+    /// Names the context to the supervisor.
+    pub(crate) id: u32,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    members: Vec<(Worker, Phase)>,
+    end: Option<Result<(), Error>>,
+}
+
+impl Story {
+    pub(crate) fn new(id: u32) -> Story {
+        Story { id, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// All processes have been started.
+    pub(crate) fn begin(&self, workers: impl Iterator<Item = Worker>) {
+        self.state.lock().members = workers.map(|worker| (worker, Phase::Starting)).collect();
+    }
+
+    pub(crate) fn note(&self, rank: usize, phase: Phase) {
+        if let Some((_, now)) = self.state.lock().members.get_mut(rank) {
+            *now = phase;
+        }
+    }
+
+    /// The first end counts: it is the one that may have been told already.
+    pub(crate) fn finish(&self, end: Result<(), Error>) {
+        let mut state = self.state.lock();
+        if state.end.is_none() {
+            state.end = Some(end);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for the end, up to a time if one is given; `None` when it did not come until then.
+    pub(crate) fn wait(&self, until: Option<Instant>) -> Option<Result<(), Error>> {
+        let mut state = self.state.lock();
+        while state.end.is_none() {
+            match until {
+                None => self.changed.wait(&mut state),
+                Some(until) => {
+                    if self.changed.wait_until(&mut state, until).timed_out() {
+                        break;
+                    }
+                }
+            }
+        }
+        state.end.clone()
+    }
+
+    /// The end, if it has come.
+    pub(crate) fn end(&self) -> Option<Result<(), Error>> {
+        self.state.lock().end.clone()
+    }
+
+    pub(crate) fn members(&self) -> Vec<(Worker, Phase)> {
+        self.state.lock().members.clone()
+    }
+}
+
+/// A point in time that a duration away, or none if that is beyond what the clock can say.
+pub(crate) fn after(duration: Duration) -> Option<Instant> {
+    Instant::now().checked_add(duration)
+}

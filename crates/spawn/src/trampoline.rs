@@ -1,0 +1,156 @@
+//! From a function to an offset and back: the only file of this crate with `unsafe` in it.
+//!
+//! For each function that is spawned the compiler makes one [`trampoline`], a plain function of ours that knows the
+//! types. The parent sends where it is; the child, which runs the same image, calls it. The function itself is a type
+//! without size (a function item, or a closure that captures nothing), so the trampoline needs no more than the type to
+//! have the value.
+
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::hello::{Hello, Signature};
+use crate::image::Image;
+use crate::outcome::Outcome;
+use crate::worker::{self, Call};
+
+/// A trampoline, whatever it leads to. Gives the exit code of the process.
+pub(crate) type Trampoline = fn(&Call<'_>) -> i32;
+
+/// What names a function across the process boundary.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) offset: u64,
+    pub(crate) signature: Signature,
+    /// For people: the type's name may not be unique.
+    pub(crate) name: &'static str,
+}
+
+/// Names `F` for a child that runs `image`.
+pub(crate) fn target<F, A, R>(image: &Image) -> Result<Target, String>
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
+    const {
+        assert!(
+            size_of::<F>() == 0,
+            "spawn takes a function item or a closure that captures nothing: another process does not have what was \
+             captured, nor what a function pointer points to. Pass the values as arguments instead"
+        );
+    }
+    let name = std::any::type_name::<F>();
+    let trampoline: Trampoline = trampoline::<F, A, R>;
+    match image.offset_of(trampoline as usize) {
+        Some(offset) => Ok(Target { offset, signature: Signature::of::<F, A, R>(), name }),
+        None => Err(format!(
+            "the code for `{name}` lies outside the executable (in a shared library?), where a re-executed child \
+             cannot find it by its place"
+        )),
+    }
+}
+
+/// The trampoline that a greeting names, if this image is the one that was meant.
+pub(crate) fn resolve(image: &Image, hello: &Hello) -> Result<Trampoline, String> {
+    if hello.build != image.build() {
+        return Err(format!(
+            "the parent runs another build ({}) than this process ({})",
+            hello.build,
+            image.build()
+        ));
+    }
+    let Some(address) = image.address_of(hello.offset) else {
+        return Err(format!("offset {:#x} leads to no code of this executable", hello.offset));
+    };
+    let pointer = std::ptr::with_exposed_provenance::<()>(address);
+    // SAFETY: the address is that of a `Trampoline` of this image. The parent took it from one (`target` is the only
+    // place that fills `Target::offset`), measured from the same anchor, and checked that it lies in the executable.
+    // The build is compared above (same file, size, time of change and text length, same version of this crate), so
+    // the distance between anchor and trampoline is the same here; the image has just found it inside the
+    // executable's own code. The greeting came over a socket that the parent made (`entry` checked whose it is), so
+    // no other user can have written it. The trampoline then compares the signature before it touches anything else.
+    let trampoline = unsafe { std::mem::transmute::<*const (), Trampoline>(pointer) };
+    Ok(trampoline)
+}
+
+/// Calls `F` with what the call carries.
+fn trampoline<F, A, R>(call: &Call<'_>) -> i32
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
+    if call.hello.signature != Signature::of::<F, A, R>() {
+        return call.refuse(format!(
+            "the parent means a function of other types than `{}` has here",
+            std::any::type_name::<F>()
+        ));
+    }
+    worker::run(call, conjure::<F>())
+}
+
+/// The one value of a type without size.
+///
+/// What this cannot see is a captured value that has no size itself, such as a token that proves something: the child
+/// gets a copy of it without the proof. The crate's documentation says so.
+fn conjure<F: Copy + 'static>() -> F {
+    const { assert!(size_of::<F>() == 0) };
+    // SAFETY: `F` has no bytes, so an aligned pointer that is not null is valid for reading it. The value may exist:
+    // the parent was given one, `F: Copy` allows any number of copies and has no destructor, and a function item or a
+    // closure without captures has just one value. Any other size is refused above when this is compiled.
+    unsafe { NonNull::<F>::dangling().read() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hello::Greeting;
+    use crate::image::image;
+
+    fn twice(_rank: usize, x: u32) -> Result<u32, String> {
+        Ok(2 * x)
+    }
+
+    fn target_of<F, A, R>(_: F) -> Target
+    where
+        F: Fn(usize, A) -> R + Copy + Send + 'static,
+        A: Serialize + DeserializeOwned,
+        R: Outcome,
+    {
+        target::<F, A, R>(image().unwrap()).unwrap()
+    }
+
+    fn hello(target: Target) -> Hello {
+        Hello::new(&Greeting {
+            build: image().unwrap().build(),
+            signature: target.signature,
+            offset: target.offset,
+            arguments: [0; 2],
+            outcome: [0; 2],
+            parent: 1,
+            rank: 0,
+            depth: 1,
+            stdin: false,
+            name: "x".into(),
+        })
+    }
+
+    #[test]
+    fn an_offset_leads_back_to_its_trampoline() {
+        let target = target_of(twice);
+        let found = resolve(image().unwrap(), &hello(target)).unwrap();
+        assert_eq!(image().unwrap().offset_of(found as usize), Some(target.offset));
+    }
+
+    #[test]
+    fn another_build_or_an_offset_into_data_is_refused() {
+        let target = target_of(twice);
+        let mut other = hello(target);
+        other.offset = other.offset.wrapping_add(1 << 40);
+        assert!(resolve(image().unwrap(), &other).unwrap_err().contains("no code"));
+    }
+}

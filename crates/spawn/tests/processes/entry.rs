@@ -1,0 +1,169 @@
+//! `init` and what happens without it, what a worker finds in its process, and processes that start processes.
+
+use std::io::{Read, Write};
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use spawn::{ErrorKind, Stdin, spawn};
+
+use crate::support::{self, Reaped, scene, sleep_for_ever};
+use crate::trials;
+
+pub(crate) fn tests() -> Vec<Trial> {
+    trials![
+        a_program_that_forgets_init_is_told_at_once,
+        a_worker_that_never_reaches_init_is_told_after_the_deadline,
+        a_worker_that_ends_before_init_is_told_at_once,
+        a_worker_without_init_cannot_start_a_fork_bomb,
+        no_processes_is_a_mistake,
+        a_worker_may_spawn,
+        endless_nesting_ends_at_the_limit,
+        a_worker_has_its_name_everywhere,
+        a_worker_may_start_other_programs_of_this_kind,
+        stdin_is_empty_unless_it_is_given,
+        the_parents_stdin_can_be_given_to_a_worker,
+    ]
+}
+
+/// What this executable does instead of calling `init`, when its name says so: the ways to get it wrong.
+pub(crate) fn without_init() -> Option<ExitCode> {
+    let mut words = std::env::args();
+    let title = words.next()?;
+    if words.next().as_deref() == Some("without-init") {
+        let error = spawn(|_, ()| (), (), 1).unwrap_err();
+        println!("{error}");
+        return Some(ExitCode::SUCCESS);
+    }
+    if title.ends_with("[lost]") {
+        sleep_for_ever();
+    }
+    if title.ends_with("[hasty]") {
+        return Some(ExitCode::from(9));
+    }
+    if title.ends_with("[bomb]") {
+        let error = spawn(|_, ()| (), (), 1).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::NotInitialized));
+        assert!(error.to_string().contains("started as a worker"), "{error}");
+        return Some(ExitCode::from(10));
+    }
+    None
+}
+
+fn nothing(_rank: usize, _: ()) {}
+
+fn a_program_that_forgets_init_is_told_at_once() {
+    let output = std::process::Command::new(std::env::current_exe().unwrap()).arg("without-init").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("make `init()` the first line of `main`"), "{text}");
+}
+
+fn a_worker_that_never_reaches_init_is_told_after_the_deadline() {
+    let mut context =
+        spawn::builder().name("lost").hello_deadline(Duration::from_millis(200)).spawn(nothing, (), 1).unwrap();
+    let error = context.join().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::NeverStarted { .. }), "{error:?}");
+    assert!(error.to_string().contains("did not reach `init` within 200ms"), "{error}");
+}
+
+fn a_worker_that_ends_before_init_is_told_at_once() {
+    let error = spawn::builder().name("hasty").spawn(nothing, (), 1).unwrap().join().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::NeverStarted { .. }), "{error:?}");
+    assert!(error.to_string().contains("it exited with code 9 before it reached `init`"), "{error}");
+}
+
+fn a_worker_without_init_cannot_start_a_fork_bomb() {
+    let error = spawn::builder().name("bomb").spawn(nothing, (), 1).unwrap().join().unwrap_err();
+    assert!(error.to_string().contains("exited with code 10"), "{error}");
+}
+
+fn no_processes_is_a_mistake() {
+    let error = spawn(nothing, (), 0).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Usage), "{error:?}");
+}
+
+fn a_worker_may_spawn() {
+    fn inner(rank: usize, x: u64) -> Result<u64, String> {
+        Ok(x + rank as u64)
+    }
+    fn outer(rank: usize, x: u64) -> spawn::Result<u64> {
+        Ok(spawn(inner, x * 10 + rank as u64, 2)?.join()?.iter().sum())
+    }
+    assert_eq!(spawn(outer, 1, 2).unwrap().join().unwrap(), [10 + 11, 11 + 12]);
+}
+
+fn endless_nesting_ends_at_the_limit() {
+    fn deeper(_rank: usize, depth: u32) -> spawn::Result<u32> {
+        match spawn(deeper, depth + 1, 1) {
+            Ok(mut context) => Ok(context.join()?[0]),
+            Err(error) if matches!(error.kind(), ErrorKind::TooDeep { depth: 8 }) => Ok(depth),
+            Err(error) => Err(error),
+        }
+    }
+    assert_eq!(spawn(deeper, 1, 1).unwrap().join().unwrap(), [8]);
+}
+
+fn a_worker_has_its_name_everywhere() {
+    fn names(_rank: usize, _: ()) -> Result<(String, String, String), std::io::Error> {
+        let process = std::fs::read_to_string("/proc/self/comm")?.trim_end().to_owned();
+        let thread = std::thread::current().name().unwrap_or("").to_owned();
+        let title = std::env::args().next().unwrap_or_default();
+        Ok((process, thread, title))
+    }
+    let mut context = spawn::builder().name("sizer\0\n").spawn(names, (), 2).unwrap();
+    let results = context.join().unwrap();
+    for (index, (process, thread, title)) in results.iter().enumerate() {
+        let name = format!("sizer.{index}");
+        assert_eq!((process, thread), (&name, &name));
+        assert!(title.ends_with(&format!("[{name}]")), "{title}");
+    }
+    assert_eq!(spawn(names, (), 1).unwrap().join().unwrap()[0].1, "names");
+}
+
+/// The marker is inherited by all that a worker starts; it must not make workers of them.
+fn a_worker_may_start_other_programs_of_this_kind() {
+    fn starts(_rank: usize, _: ()) -> Result<String, String> {
+        let output = scene("hello").output().map_err(|error| error.to_string())?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+    assert_eq!(spawn(starts, (), 1).unwrap().join().unwrap(), ["[42]\n"]);
+}
+
+fn read_stdin(_rank: usize, _: ()) -> Result<String, std::io::Error> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn stdin_is_empty_unless_it_is_given() {
+    assert_eq!(spawn(read_stdin, (), 2).unwrap().join().unwrap(), ["", ""]);
+}
+
+fn the_parents_stdin_can_be_given_to_a_worker() {
+    let mut program = Reaped(scene("stdin").stdin(Stdio::piped()).spawn().unwrap());
+    let mut stdin = program.0.stdin.take().unwrap();
+    stdin.write_all(b"line 1\nline 2\n").unwrap();
+    drop(stdin);
+    let mut text = String::new();
+    program.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(text, "got: line 1\\nline 2\\n\n");
+    assert!(program.0.wait().unwrap().success());
+}
+
+/// The program for the test above.
+pub(crate) fn stdin_scene() {
+    let mut context = spawn::builder().stdin(Stdin::Inherit).spawn(read_stdin, (), 1).unwrap();
+    let text = context.join().unwrap()[0].replace('\n', "\\n");
+    println!("got: {text}");
+    // Two processes cannot both have it.
+    let error = spawn::builder().stdin(Stdin::Inherit).spawn(read_stdin, (), 2).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Usage), "{error:?}");
+}
+
+/// The program that a worker starts.
+pub(crate) fn hello_scene() {
+    support::guarded("hello", || {
+        let results = spawn(|_, x: u32| Ok::<_, String>(x * 2), 21, 1).unwrap().into_results().unwrap();
+        println!("{results:?}");
+    });
+}

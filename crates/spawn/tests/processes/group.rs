@@ -1,0 +1,58 @@
+//! Different functions under one supervision.
+
+use libtest_mimic::Trial;
+use spawn::{ErrorKind, Group};
+
+use crate::support::{exists, sleeps};
+use crate::trials;
+
+pub(crate) fn tests() -> Vec<Trial> {
+    trials![
+        ranks_and_results_follow_the_order_of_adding,
+        a_failure_in_one_function_stops_the_others,
+        an_empty_group_is_a_mistake,
+    ]
+}
+
+fn length(rank: usize, text: String) -> Result<usize, String> {
+    Ok(rank * 100 + text.len())
+}
+
+fn double(rank: usize, x: usize) -> Result<usize, String> {
+    Ok(rank * 100 + 2 * x)
+}
+
+fn spell(rank: usize, x: u8) -> Result<String, String> {
+    Ok(format!("{rank}{x}"))
+}
+
+fn ranks_and_results_follow_the_order_of_adding() {
+    let mut group = Group::new();
+    assert_eq!(group.add("first", length, "four".to_owned()).unwrap(), 0);
+    assert_eq!(group.add_replicas("middle", double, 21, 3).unwrap(), 1..4);
+    let spelt = |text: String| text.parse::<usize>().unwrap_or(0);
+    assert_eq!(group.add_mapped("last", spell, 7, spelt).unwrap(), 4);
+    let mut context = group.start().unwrap();
+    let names: Vec<String> = context.workers().into_iter().map(|worker| worker.name).collect();
+    assert_eq!(names, ["first", "middle.0", "middle.1", "middle.2", "last"]);
+    assert_eq!(context.join().unwrap(), [4, 142, 242, 342, 47]);
+}
+
+fn a_failure_in_one_function_stops_the_others() {
+    fn fails(_rank: usize, why: String) -> Result<(), String> {
+        Err(why)
+    }
+    let mut group = Group::new();
+    group.add_replicas("sleeper", sleeps, (), 2).unwrap();
+    group.add("failer", fails, "enough".to_owned()).unwrap();
+    let mut context = group.start().unwrap();
+    let error = context.join().unwrap_err();
+    let worker = error.worker().unwrap();
+    assert_eq!((worker.rank, worker.name.as_str()), (2, "failer"));
+    assert!(context.pids().into_iter().all(|pid| !exists(pid)));
+}
+
+fn an_empty_group_is_a_mistake() {
+    let error = Group::<()>::new().start().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Usage), "{error:?}");
+}

@@ -1,0 +1,183 @@
+//! Promises about a whole program: it needs a process of its own to be kept, killed or counted.
+
+use std::io::{BufRead, BufReader};
+use std::process::ExitCode;
+
+use libtest_mimic::Trial;
+use spawn::{ErrorKind, Exit, spawn};
+
+use crate::entry;
+use crate::support::{self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, wait_for_end};
+use crate::trials;
+
+pub(crate) fn tests() -> Vec<Trial> {
+    trials![
+        workers_die_with_a_parent_that_is_killed,
+        workers_of_workers_die_with_the_root,
+        workers_die_with_a_parent_that_returns,
+        a_host_that_ignores_sigchld_is_served,
+        two_hundred_spawns_leave_no_descriptor_and_no_zombie,
+        a_deleted_executable_still_spawns,
+    ]
+}
+
+/// Runs the program of a scene.
+pub(crate) fn play(name: &str) -> ExitCode {
+    match name {
+        "hello" => entry::hello_scene(),
+        "stdin" => entry::stdin_scene(),
+        "parent" => parent_scene(),
+        "nested" => nested_scene(),
+        "leaving" => leaving_scene(),
+        "sigchld" => sigchld_scene(),
+        "many" => many_scene(),
+        "deleted" => deleted_scene(),
+        _ => {
+            eprintln!("there is no scene {name:?}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Starts a scene that prints pids on a line, and opens these processes.
+fn program_with_workers(name: &str) -> (Reaped, Vec<std::os::fd::OwnedFd>) {
+    let mut program = Reaped(scene(name).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(program.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let workers: Vec<_> = line.split_whitespace().map(|pid| pidfd(pid.parse().unwrap())).collect();
+    assert!(!workers.is_empty());
+    (program, workers)
+}
+
+fn workers_die_with_a_parent_that_is_killed() {
+    let (program, workers) = program_with_workers("parent");
+    drop(program); // SIGKILL
+    workers.iter().for_each(wait_for_end);
+}
+
+fn parent_scene() {
+    let context = spawn(sleeps, (), 3).unwrap();
+    println!("{}", context.pids().iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
+    sleep_for_ever();
+}
+
+fn workers_of_workers_die_with_the_root() {
+    let (program, workers) = program_with_workers("nested");
+    drop(program);
+    workers.iter().for_each(wait_for_end);
+}
+
+fn nested_scene() {
+    fn spawns(_rank: usize, _: ()) {
+        let context = spawn(sleeps, (), 1).unwrap();
+        println!("{} {}", std::process::id(), context.pids()[0]);
+        sleep_for_ever();
+    }
+    let _context = spawn(spawns, (), 1).unwrap();
+    sleep_for_ever();
+}
+
+fn workers_die_with_a_parent_that_returns() {
+    let (mut program, workers) = program_with_workers("leaving");
+    assert!(program.0.wait().unwrap().success());
+    workers.iter().for_each(wait_for_end);
+}
+
+fn leaving_scene() {
+    let context = spawn(sleeps, (), 2).unwrap();
+    println!("{}", context.pids().iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
+    std::mem::forget(context);
+}
+
+fn a_host_that_ignores_sigchld_is_served() {
+    support::play("sigchld");
+}
+
+/// The system reaps the children of such a program by itself, so how they ended is known only as far as they said it.
+fn sigchld_scene() {
+    fn aborts(_rank: usize, _: ()) {
+        std::process::abort();
+    }
+    support::guarded("sigchld", || {
+        ignore_signal(libc::SIGCHLD);
+        assert_eq!(spawn(|rank, ()| Ok::<_, String>(rank), (), 3).unwrap().join().unwrap(), [0, 1, 2]);
+        let error = spawn(|_, ()| Err::<(), _>("told"), (), 1).unwrap().join().unwrap_err();
+        assert!(error.to_string().contains("told"), "{error}");
+        let error = spawn(aborts, (), 1).unwrap().join().unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::ProcessExited { exit: Exit::Unknown, .. }), "{error:?}");
+        assert!(error.to_string().contains("ignores SIGCHLD"), "{error}");
+        drop(spawn(sleeps, (), 2).unwrap());
+        assert_eq!(zombies_and_children(), 0);
+    });
+}
+
+fn two_hundred_spawns_leave_no_descriptor_and_no_zombie() {
+    support::play("many");
+}
+
+fn many_scene() {
+    fn ends(rank: usize, round: usize) -> Result<usize, String> {
+        match round % 4 {
+            0 => Ok(rank),
+            1 => Err("no".to_owned()),
+            2 => std::process::exit(5),
+            _ => sleep_for_ever(),
+        }
+    }
+    support::guarded("many", || {
+        let one_of_each = |from: usize| {
+            for round in from..from + 4 {
+                let mut context = spawn(ends, round, 2).unwrap();
+                match round % 4 {
+                    0 => assert_eq!(context.join().unwrap(), [0, 1]),
+                    3 => drop(context),
+                    _ => assert!(context.join().is_err()),
+                }
+            }
+        };
+        // The supervisor itself, and what the standard library keeps.
+        one_of_each(0);
+        let before = descriptors();
+        for round in (0..100).step_by(4) {
+            one_of_each(round);
+        }
+        assert_eq!(descriptors(), before);
+        assert_eq!(zombies_and_children(), 0);
+    });
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// How many processes, dead or alive, have this one as their parent.
+fn zombies_and_children() -> usize {
+    let me = std::process::id().to_string();
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok())
+        // "pid (name) state parent …", and the name may contain anything.
+        .filter(|stat| stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)) == Some(&me))
+        .count()
+}
+
+fn a_deleted_executable_still_spawns() {
+    let copy = std::env::temp_dir().join(format!("spawn-test-deleted-{}", std::process::id()));
+    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let output = std::process::Command::new(&copy).args(["scene", "deleted"]).output();
+    let _ = std::fs::remove_file(&copy);
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn deleted_scene() {
+    support::guarded("deleted", || {
+        let path = std::env::current_exe().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        // Another program takes its place, as a rebuild would put it there.
+        std::fs::write(&path, b"not an executable").unwrap();
+        assert_eq!(spawn(|_, x: u32| Ok::<_, String>(x + 1), 1, 2).unwrap().join().unwrap(), [2, 2]);
+    });
+}
