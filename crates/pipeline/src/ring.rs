@@ -155,7 +155,7 @@ impl Producer {
     /// # Errors
     /// `Closed` when no consumer is left; `PeerFailed` when a process of the context this ring was handed to failed and
     /// no slot is free.
-    pub fn loan(&mut self) -> Result<Slot<'_>> {
+    pub fn loan(&mut self) -> Result<Slot> {
         self.loan_until(Deadline::Never)
     }
 
@@ -163,7 +163,7 @@ impl Producer {
     ///
     /// # Errors
     /// `Full`, and as [`loan`](Self::loan).
-    pub fn try_loan(&mut self) -> Result<Slot<'_>> {
+    pub fn try_loan(&mut self) -> Result<Slot> {
         self.loan_until(Deadline::Now)
     }
 
@@ -171,11 +171,11 @@ impl Producer {
     ///
     /// # Errors
     /// `TimedOut`, and as [`loan`](Self::loan).
-    pub fn loan_timeout(&mut self, timeout: Duration) -> Result<Slot<'_>> {
+    pub fn loan_timeout(&mut self, timeout: Duration) -> Result<Slot> {
         self.loan_until(Deadline::after(timeout))
     }
 
-    fn loan_until(&mut self, deadline: Deadline) -> Result<Slot<'_>> {
+    fn loan_until(&mut self, deadline: Deadline) -> Result<Slot> {
         let Side {
             slots,
             channel,
@@ -225,14 +225,19 @@ impl Producer {
                     .into())
                 })?,
         };
-        Ok(Slot::new(loan, layout))
+        Ok(Slot::new(loan, Arc::clone(layout)))
     }
 
     /// Hands a slot over to a consumer. Only its index travels.
     ///
     /// # Errors
     /// `Closed` when the ring was closed or no consumer is left; the slot is free again then.
-    pub fn publish(&self, slot: Slot<'_>) -> Result<()> {
+    pub fn publish(&self, slot: Slot) -> Result<()> {
+        if !slot.loan.slots().same(&self.side.slots) {
+            return Err(Error::invalid(
+                "a slot of one ring was to be published in another; copy it into a slot of that one",
+            ));
+        }
         publish(&self.side.channel, slot.loan, slot.meta)
     }
 
@@ -304,7 +309,7 @@ impl Consumer {
     ///
     /// # Errors
     /// `PeerFailed` when a process of the context this ring was handed to failed and nothing is on its way.
-    pub fn borrow(&mut self) -> Result<Option<Borrowed<'_>>> {
+    pub fn borrow(&mut self) -> Result<Option<Borrowed>> {
         self.borrow_until(Deadline::Never)
     }
 
@@ -312,7 +317,7 @@ impl Consumer {
     ///
     /// # Errors
     /// `Empty`, and as [`borrow`](Self::borrow).
-    pub fn try_borrow(&mut self) -> Result<Option<Borrowed<'_>>> {
+    pub fn try_borrow(&mut self) -> Result<Option<Borrowed>> {
         self.borrow_until(Deadline::Now)
     }
 
@@ -320,11 +325,11 @@ impl Consumer {
     ///
     /// # Errors
     /// `TimedOut`, and as [`borrow`](Self::borrow).
-    pub fn borrow_timeout(&mut self, timeout: Duration) -> Result<Option<Borrowed<'_>>> {
+    pub fn borrow_timeout(&mut self, timeout: Duration) -> Result<Option<Borrowed>> {
         self.borrow_until(Deadline::after(timeout))
     }
 
-    fn borrow_until(&mut self, deadline: Deadline) -> Result<Option<Borrowed<'_>>> {
+    fn borrow_until(&mut self, deadline: Deadline) -> Result<Option<Borrowed>> {
         let asked_ns = now_ns();
         let message = match self
             .side
@@ -339,7 +344,7 @@ impl Consumer {
         let meta = Meta::from_words(borrow.meta());
         Ok(Some(Borrowed {
             borrow,
-            layout: &self.side.layout,
+            layout: Arc::clone(&self.side.layout),
             meta,
             asked_ns,
             borrowed_ns: now_ns(),

@@ -1,7 +1,8 @@
 //! A slot in a process's hands: loaned to be written, borrowed to be read.
 
+use std::sync::Arc;
+
 use shm_core::Element;
-use shm_core::clock::now_ns;
 use shm_core::slots::{Borrow, Loan, META_WORDS};
 
 use crate::error::{Error, Result};
@@ -46,28 +47,21 @@ impl Meta {
 
 /// A slot to write: nobody else has it. Dropping it gives it back unpublished.
 #[derive(Debug)]
-pub struct Slot<'a> {
+pub struct Slot {
     pub(crate) loan: Loan,
-    pub(crate) layout: &'a Layout,
+    pub(crate) layout: Arc<Layout>,
     pub(crate) meta: Meta,
-    /// When the slot was got.
-    pub(crate) acquired_ns: u64,
 }
 
-impl<'a> Slot<'a> {
-    pub(crate) fn new(loan: Loan, layout: &'a Layout) -> Self {
+impl Slot {
+    pub(crate) fn new(loan: Loan, layout: Arc<Layout>) -> Self {
         let meta = Meta {
             sequence: 0,
             published_ns: 0,
             extents: [WHOLE; EXTENTS],
             tag: 0,
         };
-        Self {
-            loan,
-            layout,
-            meta,
-            acquired_ns: now_ns(),
-        }
+        Self { loan, layout, meta }
     }
 
     /// Which slot of the ring it is.
@@ -143,15 +137,15 @@ impl<'a> Slot<'a> {
 
 /// A slot to read, where its producer wrote it. Dropping it gives the slot back to the ring.
 #[derive(Debug)]
-pub struct Borrowed<'a> {
+pub struct Borrowed {
     pub(crate) borrow: Borrow,
-    pub(crate) layout: &'a Layout,
+    pub(crate) layout: Arc<Layout>,
     pub(crate) meta: Meta,
     pub(crate) asked_ns: u64,
     pub(crate) borrowed_ns: u64,
 }
 
-impl Borrowed<'_> {
+impl Borrowed {
     /// Which slot of the ring it is.
     #[must_use]
     pub fn index(&self) -> u32 {

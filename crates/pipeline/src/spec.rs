@@ -30,7 +30,11 @@ impl TensorSpec {
             Ok(dims) => (dims.to_vec(), None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
-        Self { dtype: T::DTYPE.code(), shape, problem }
+        Self {
+            dtype: T::DTYPE.code(),
+            shape,
+            problem,
+        }
     }
 
     /// The element type.

@@ -80,6 +80,12 @@ impl Slots {
         })))
     }
 
+    /// Whether both are the slots of the same ring.
+    #[must_use]
+    pub fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.object().same(other.object())
+    }
+
     /// The object whose slots these are.
     #[must_use]
     pub fn object(&self) -> &Object {
@@ -256,6 +262,12 @@ pub struct Loan {
 }
 
 impl Loan {
+    /// The slots it is one of.
+    #[must_use]
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
     /// Which slot it is.
     #[must_use]
     pub fn slot(&self) -> u32 {

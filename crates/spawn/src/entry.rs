@@ -13,7 +13,9 @@ use std::thread;
 
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketType, sockopt};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
+};
 
 use crate::control;
 use crate::error::{Error, ErrorKind, Result};
@@ -104,7 +106,11 @@ enum Role {
 /// A worker's stdin is a packet socket that its parent made. Nothing that a worker starts in other ways can be taken
 /// for a worker: the marker is inherited, the stdin is not.
 fn role() -> Role {
-    let Some(parent) = std::env::var(MARKER).ok().and_then(|text| text.parse().ok()).and_then(Pid::from_raw) else {
+    let Some(parent) = std::env::var(MARKER)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .and_then(Pid::from_raw)
+    else {
         return Role::Program;
     };
     let stdin = rustix::stdio::stdin();
@@ -149,7 +155,12 @@ fn serve() -> ! {
         Ok(None) => die(),
         Err(reason) => reason,
     };
-    let _ = control::tell(control.as_fd(), &Frame::Refused { reason: clip(refused) });
+    let _ = control::tell(
+        control.as_fd(),
+        &Frame::Refused {
+            reason: clip(refused),
+        },
+    );
     std::process::exit(REFUSED);
 }
 
@@ -157,7 +168,11 @@ fn serve() -> ! {
 /// it starts does not inherit the socket.
 fn take_stdin() -> Result<OwnedFd, Errno> {
     let control = fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
-    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
+    let null = rustix::fs::open(
+        "/dev/null",
+        rustix::fs::OFlags::RDONLY,
+        rustix::fs::Mode::empty(),
+    )?;
     rustix::stdio::dup2_stdin(&null)?;
     Ok(control)
 }
@@ -169,7 +184,8 @@ fn greet(control: &OwnedFd) -> Result<Option<(Hello, Vec<OwnedFd>)>, String> {
     };
     let hello = Hello::read(&packet.bytes)?;
     // A parent in another pid namespace has no id here; then the socket alone has to tell.
-    if getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() != hello.parent) {
+    if getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() != hello.parent)
+    {
         return Ok(None);
     }
     let _ = DEPTH.set(hello.depth);
@@ -178,27 +194,45 @@ fn greet(control: &OwnedFd) -> Result<Option<(Hello, Vec<OwnedFd>)>, String> {
 
 /// Starts the function's thread. It finds the function while the main thread joins the arena, and runs it when that
 /// comes over the channel. The process ends with the function, so the thread ends the process.
-fn start(hello: Hello, control: &'static OwnedFd) -> std::io::Result<Sender<Result<Member, String>>> {
+fn start(
+    hello: Hello,
+    control: &'static OwnedFd,
+) -> std::io::Result<Sender<Result<Member, String>>> {
     let (ready, joined) = channel::<Result<Member, String>>();
-    thread::Builder::new().name(hello.name()).stack_size(STACK).spawn(move || {
-        let call = Call { hello: &hello, control: control.as_fd() };
-        let found = image().and_then(|image| trampoline::resolve(image, &hello));
-        let joined = joined.recv().unwrap_or_else(|_| Err("its main thread has ended".to_owned()));
-        let code = match (found, joined) {
-            (Ok(trampoline), Ok(member)) => {
-                call.say(&Frame::Arrived { row: member.row, epoch: member.epoch });
-                panic::enter_function();
-                trampoline(&call)
-            }
-            (Err(reason), _) | (_, Err(reason)) => call.refuse(reason),
-        };
-        std::process::exit(code)
-    })?;
+    thread::Builder::new()
+        .name(hello.name())
+        .stack_size(STACK)
+        .spawn(move || {
+            let call = Call {
+                hello: &hello,
+                control: control.as_fd(),
+            };
+            let found = image().and_then(|image| trampoline::resolve(image, &hello));
+            let joined = joined
+                .recv()
+                .unwrap_or_else(|_| Err("its main thread has ended".to_owned()));
+            let code = match (found, joined) {
+                (Ok(trampoline), Ok(member)) => {
+                    call.say(&Frame::Arrived {
+                        row: member.row,
+                        epoch: member.epoch,
+                    });
+                    panic::enter_function();
+                    trampoline(&call)
+                }
+                (Err(reason), _) | (_, Err(reason)) => call.refuse(reason),
+            };
+            std::process::exit(code)
+        })?;
     Ok(ready)
 }
 
 /// Makes the process what the greeting says: its stdin, its name, its place in the arena.
-fn join(hello: &Hello, descriptors: Vec<OwnedFd>, control: &'static OwnedFd) -> Result<Member, String> {
+fn join(
+    hello: &Hello,
+    descriptors: Vec<OwnedFd>,
+    control: &'static OwnedFd,
+) -> Result<Member, String> {
     let mut descriptors = descriptors.into_iter();
     let Some(arena) = descriptors.next() else {
         return Err("the greeting came without the arena's descriptor".to_owned());
@@ -207,10 +241,12 @@ fn join(hello: &Hello, descriptors: Vec<OwnedFd>, control: &'static OwnedFd) -> 
         let Some(stdin) = descriptors.next() else {
             return Err("the greeting came without the stdin that it promises".to_owned());
         };
-        rustix::stdio::dup2_stdin(&stdin).map_err(|errno| format!("its stdin could not be put in place: {errno}"))?;
+        rustix::stdio::dup2_stdin(&stdin)
+            .map_err(|errno| format!("its stdin could not be put in place: {errno}"))?;
     }
     name_process(&hello.name());
-    let member = link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
+    let member =
+        link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
     link::note_name(&hello.name());
     panic::install_hook(control.as_fd());
     Ok(member)
