@@ -21,9 +21,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{Frame, clip};
 use crate::hello::Hello;
 use crate::image::image;
-use crate::link::{self, Member};
+use crate::link;
 use crate::panic;
-use crate::trampoline;
+use crate::trampoline::{self, Trampoline};
 use crate::worker::{Call, REFUSED};
 
 /// Set in a worker's environment to its parent's process id. It is a hint: whether a process is a worker is decided by
@@ -141,7 +141,7 @@ fn serve() -> ! {
         Ok(Some((hello, descriptors))) => match start(hello, control) {
             Ok(function) => {
                 // A thread that waits for this no more is found to have ended below.
-                let _ = function.ready.send(join(&hello, descriptors, control));
+                let _ = function.ready.send(prepare(&hello, descriptors, control));
                 watch(control, &function.done);
                 // Joining lets the thread's own variables be dropped before the process ends.
                 std::process::exit(function.thread.join().unwrap_or(REFUSED))
@@ -182,30 +182,27 @@ fn greet(control: &OwnedFd) -> Result<Option<(Hello, Vec<OwnedFd>)>, String> {
 /// The thread that runs the function.
 struct Function {
     /// Where it waits for the process to be what the greeting says.
-    ready: Sender<Result<Member, String>>,
+    ready: Sender<Result<Trampoline, String>>,
     /// An event descriptor, readable when the function is over.
     done: Arc<OwnedFd>,
     /// Gives the exit code.
     thread: JoinHandle<i32>,
 }
 
-/// Starts the function's thread. It finds the function while the main thread joins the arena.
+/// Starts the function's thread. It comes up while the main thread prepares the process, and waits for that.
 fn start(hello: Hello, control: &'static OwnedFd) -> std::io::Result<Function> {
-    let (ready, joined) = channel::<Result<Member, String>>();
+    let (ready, prepared) = channel::<Result<Trampoline, String>>();
     let done = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let signal = Signaler(Arc::clone(&done));
     let thread = thread::Builder::new().name(hello.name()).stack_size(STACK).spawn(move || {
         let _signal = signal;
         let call = Call { hello: &hello, control: control.as_fd() };
-        let found = image().and_then(|image| trampoline::resolve(image, &hello));
-        let joined = joined.recv().unwrap_or_else(|_| Err("its main thread has ended".to_owned()));
-        match (found, joined) {
-            (Ok(trampoline), Ok(member)) => {
-                call.say(&Frame::Arrived { row: member.row, epoch: member.epoch });
+        match prepared.recv().unwrap_or_else(|_| Err("its main thread has ended".to_owned())) {
+            Ok(trampoline) => {
                 panic::enter_function();
                 trampoline(&call)
             }
-            (Err(reason), _) | (_, Err(reason)) => call.refuse(reason),
+            Err(reason) => call.refuse(reason),
         }
     })?;
     Ok(Function { ready, done, thread })
@@ -221,8 +218,9 @@ impl Drop for Signaler {
     }
 }
 
-/// Makes the process what the greeting says: its stdin, its name, its place in the arena.
-fn join(hello: &Hello, descriptors: Vec<OwnedFd>, control: &'static OwnedFd) -> Result<Member, String> {
+/// Makes the process what the greeting says (its stdin, its name, its place in the arena), and finds its function.
+fn prepare(hello: &Hello, descriptors: Vec<OwnedFd>, control: &'static OwnedFd) -> Result<Trampoline, String> {
+    let trampoline = trampoline::resolve(image()?, hello)?;
     let mut descriptors = descriptors.into_iter();
     let Some(arena) = descriptors.next() else {
         return Err("the greeting came without the arena's descriptor".to_owned());
@@ -237,7 +235,9 @@ fn join(hello: &Hello, descriptors: Vec<OwnedFd>, control: &'static OwnedFd) -> 
     let member = link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
     link::note_name(&hello.name());
     panic::install_hook(control.as_fd());
-    Ok(member)
+    // A parent that is gone needs no news; the watcher finds that out.
+    let _ = control::tell(control.as_fd(), &Frame::Arrived { row: member.row, epoch: member.epoch });
+    Ok(trampoline)
 }
 
 /// Returns when the function is over. When the parent is gone before, ends the process.
