@@ -1,1 +1,36 @@
-//! mp-queue.
+//! Queues, lanes, events and barriers between processes, in shared memory, that no death can wedge.
+//!
+//! Everything here lies in a [`shm_core`] arena, can be cloned and sent to other processes, and waits by trying,
+//! spinning for microseconds and then sleeping on a shared futex. A message is any serde value; tensors in it travel
+//! as handles, so a 12 MB tensor takes as long as a number. A process that is killed at any instruction leaves
+//! nothing behind that others would wait for: its claims carry its name, and whoever notices its death mends them.
+//!
+//! ```
+//! use mp_queue::Queue;
+//!
+//! let (sender, receiver) = Queue::bounded(4)?.split();
+//! sender.put("hello".to_string())?;
+//! drop(sender); // the last sender: the receiver's loop ends
+//! let all: Vec<String> = receiver.iter().collect();
+//! assert_eq!(all, ["hello"]);
+//! # Ok::<(), mp_queue::Error>(())
+//! ```
+//!
+//! What it does not do: start processes (the `spawn` crate does), order messages of different producers, or keep
+//! messages when the last holder of a queue is gone.
+#![deny(unsafe_code)]
+
+mod barrier;
+pub mod channel;
+mod error;
+mod event;
+mod lane;
+mod queue;
+mod wait;
+
+pub use barrier::Barrier;
+pub use error::{Error, ErrorKind, PutError, Result};
+pub use event::Event;
+pub use lane::{LaneReceiver, LaneSender, pair, pair_in};
+pub use queue::{Iter, Queue, Receiver, Sender};
+pub use wait::{Deadline, WaitPolicy};

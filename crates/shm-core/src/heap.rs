@@ -537,21 +537,21 @@ impl Inner {
                 continue;
             }
             match chunks.state(chunk) {
-                State::Owned(owner, Use::Run(count)) if owner == me => {
-                    if free_block(segment, Chunks::run_line(chunk)).is_some() {
-                        self.disown(&chunks, chunk);
-                        chunks.retire_run(chunk, u64::from(count), me);
-                        given_back += u64::from(count);
-                    }
+                State::Owned(owner, Use::Run(count))
+                    if owner == me && free_block(segment, Chunks::run_line(chunk)).is_some() =>
+                {
+                    self.disown(&chunks, chunk);
+                    chunks.retire_run(chunk, u64::from(count), me);
+                    given_back += u64::from(count);
                 }
-                State::Owned(owner, Use::Slab(class)) if owner == me => {
-                    if slab_is_unused(segment, chunk, class) {
-                        self.disown(&chunks, chunk);
-                        let slot = &mut self.filling[class as usize];
-                        *slot = slot.filter(|&filling| filling != chunk);
-                        retire_slab(segment, chunk, class, State::Owned(me, Use::Slab(class)));
-                        given_back += 1;
-                    }
+                State::Owned(owner, Use::Slab(class))
+                    if owner == me && slab_is_unused(segment, chunk, class) =>
+                {
+                    self.disown(&chunks, chunk);
+                    let slot = &mut self.filling[class as usize];
+                    *slot = slot.filter(|&filling| filling != chunk);
+                    retire_slab(segment, chunk, class, State::Owned(me, Use::Slab(class)));
+                    given_back += 1;
                 }
                 _ => {}
             }
@@ -721,18 +721,20 @@ pub(crate) fn sweep_orphans(segment: &Segment, me: Owner) -> bool {
             continue;
         };
         match used {
-            Use::Slab(class) if slab_is_unused(segment, chunk, class) => {
-                if chunks.change(chunk, State::Orphan(used), State::Owned(me, used)) {
-                    retire_slab(segment, chunk, class, State::Owned(me, used));
-                    found = true;
-                }
+            Use::Slab(class)
+                if slab_is_unused(segment, chunk, class)
+                    && chunks.change(chunk, State::Orphan(used), State::Owned(me, used)) =>
+            {
+                retire_slab(segment, chunk, class, State::Owned(me, used));
+                found = true;
             }
-            Use::Run(count) if free_block(segment, Chunks::run_line(chunk)).is_some() => {
-                if chunks.change(chunk, State::Orphan(used), State::Owned(me, used)) {
-                    adopt_tails(&chunks, me, chunk, count);
-                    chunks.retire_run(chunk, u64::from(count), me);
-                    found = true;
-                }
+            Use::Run(count)
+                if free_block(segment, Chunks::run_line(chunk)).is_some()
+                    && chunks.change(chunk, State::Orphan(used), State::Owned(me, used)) =>
+            {
+                adopt_tails(&chunks, me, chunk, count);
+                chunks.retire_run(chunk, u64::from(count), me);
+                found = true;
             }
             _ => {}
         }

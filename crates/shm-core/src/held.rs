@@ -261,9 +261,10 @@ pub(crate) fn free_last(arena: &Arena, line: u64, generation: u64) -> bool {
     let last = Counted::new(generation, 1).to_word();
     let free = Counted::new(generation, 0).to_word();
     let word = segment.word(line * LINE + counted::WORD);
-    // Release: whoever makes it anew (acquire) does so after all uses.
+    // Release: whoever makes it anew (acquire) does so after all uses. SeqCst: whoever waits for it registers and then
+    // looks; we change it and then look for who waits.
     if word
-        .compare_exchange(last, free, Ordering::AcqRel, Ordering::Relaxed)
+        .compare_exchange(last, free, Ordering::SeqCst, Ordering::Relaxed)
         .is_err()
     {
         return false;
@@ -283,7 +284,9 @@ pub(crate) fn after_free(arena: &Arena, line: u64, tag: Option<Tag>, meta: u64) 
                 heap::hint_after_free(segment, line);
             }
         }
-        Some(Tag::End | Tag::Slot) => object::notify_all(arena, Tag::object_of(meta)),
+        Some(tag @ (Tag::End | Tag::Slot)) => {
+            object::notify_changed(arena, Tag::object_of(meta), tag);
+        }
         None => {}
     }
 }

@@ -830,7 +830,10 @@ impl End {
     ///
     /// # Errors
     /// Outside a message.
-    pub fn serialize_exclusive<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize_exclusive<S: Serializer>(
+        &self,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serialize_handle(&self.held, What::ExclusiveEnd, None, serializer)
     }
 
@@ -838,7 +841,7 @@ impl End {
     ///
     /// # Errors
     /// Outside a message, or when the entry is something else.
-    pub fn deserialize_exclusive<'de, D: Deserializer<'de>>(
+    pub(crate) fn deserialize_exclusive<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Self, D::Error> {
         Ok(Self {

@@ -578,8 +578,9 @@ fn event_at(segment: &Segment, base: u64, index: u64) -> Event<'_, Shared> {
     Event::new(segment.half(line), segment.half(line + 4))
 }
 
-/// Wakes everyone who waits for the object with this line; nothing if there is none any more.
-pub(crate) fn notify_all(arena: &Arena, line: u64) {
+/// Wakes whoever waits for a change of the object with this line: of its ends both events, of its slots the second.
+/// No system call when nobody does. Comes after a SeqCst change of the end's or slot's word.
+pub(crate) fn notify_changed(arena: &Arena, line: u64, tag: Tag) {
     let segment = arena.segment();
     let Some(span) = heap::locate(segment, line) else {
         return;
@@ -590,9 +591,10 @@ pub(crate) fn notify_all(arena: &Arena, line: u64) {
     if Mode::from_meta(meta) != Some(Mode::Object) || span.capacity < object::USER {
         return;
     }
-    for index in 0..2 {
+    let first = if tag == Tag::Slot { 1 } else { 0 };
+    for index in first..2 {
         let event = event_at(segment, span.data, index);
-        event.rouse(|count| event.wake(count));
+        event.notify_all(|count| event.wake(count));
     }
 }
 

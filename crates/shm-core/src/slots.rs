@@ -80,6 +80,12 @@ impl Slots {
         })))
     }
 
+    /// Whether both are the slots of the same ring.
+    #[must_use]
+    pub fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.object().same(other.object())
+    }
+
     /// The object whose slots these are.
     #[must_use]
     pub fn object(&self) -> &Object {
@@ -256,6 +262,12 @@ pub struct Loan {
 }
 
 impl Loan {
+    /// The slots it is one of.
+    #[must_use]
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
     /// Which slot it is.
     #[must_use]
     pub fn slot(&self) -> u32 {
@@ -283,24 +295,34 @@ impl Loan {
         Ok(unsafe { core::slice::from_raw_parts_mut(start, len) })
     }
 
-    /// Several disjoint ranges at once: pairs of byte offset and bytes.
+    /// Two disjoint ranges to write at once, each a byte offset and a number of elements.
     ///
     /// # Errors
-    /// `Shape` when a range does not fit, or two overlap.
-    pub fn split_mut<const N: usize>(
+    /// `Shape` when one does not fit or is misaligned, or they overlap.
+    pub fn two_slices_mut<A: Element, B: Element>(
         &mut self,
-        ranges: [(usize, usize); N],
-    ) -> Result<[&mut [u8]; N]> {
-        let whole = self.slots.slot_bytes();
-        let bytes = self.slice_mut::<u8>(0, whole)?;
-        bytes
-            .get_disjoint_mut(ranges.map(|(offset, len)| offset..offset.saturating_add(len)))
-            .map_err(|error| {
-                Error::new(
-                    ErrorKind::Shape,
-                    format!("ranges {ranges:?} of a slot of {whole} bytes: {error}"),
-                )
-            })
+        first: (usize, usize),
+        second: (usize, usize),
+    ) -> Result<(&mut [A], &mut [B])> {
+        let a = self.slots.range::<A>(self.slot, first.0, first.1)?;
+        let b = self.slots.range::<B>(self.slot, second.0, second.1)?;
+        // `range` found both to lie in the slot, so nothing overflows.
+        let end_of_a = first.0 + first.1 * size_of::<A>();
+        let end_of_b = second.0 + second.1 * size_of::<B>();
+        if first.0 < end_of_b && second.0 < end_of_a {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                format!(
+                    "bytes {}..{end_of_a} and {}..{end_of_b} of a slot were asked for at once; they overlap",
+                    first.0, second.0
+                ),
+            ));
+        }
+        // SAFETY: as in `slice_mut`; it shares no byte with the other.
+        let a = unsafe { core::slice::from_raw_parts_mut(a, first.1) };
+        // SAFETY: as above.
+        let b = unsafe { core::slice::from_raw_parts_mut(b, second.1) };
+        Ok((a, b))
     }
 
     /// Makes the message that hands the slot over, with these words beside it.

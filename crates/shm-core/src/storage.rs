@@ -92,11 +92,6 @@ impl Storage {
         sole
     }
 
-    /// Whether no other handle in this process shares the reference.
-    pub(crate) fn is_locally_unique(&self) -> bool {
-        self.held.is_locally_unique()
-    }
-
     /// Which block this is: line and generation.
     pub(crate) fn id(&self) -> (u64, u64) {
         (self.held.line, self.held.generation)

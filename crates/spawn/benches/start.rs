@@ -59,7 +59,10 @@ fn batch(one: fn()) -> Duration {
 }
 
 fn floor() {
-    let status = Command::new("/proc/self/exe").arg("floor").status().expect("this executable runs again");
+    let status = Command::new("/proc/self/exe")
+        .arg("floor")
+        .status()
+        .expect("this executable runs again");
     assert!(status.success());
 }
 

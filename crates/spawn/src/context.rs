@@ -27,7 +27,10 @@ impl<R> Inbox<R> {
         mailbox: Mailbox,
         into: impl Fn(T) -> R + Send + Sync + 'static,
     ) -> Inbox<R> {
-        Inbox { mailbox, read: Box::new(move |mailbox| Ok(mailbox.take::<T>()?.map(&into))) }
+        Inbox {
+            mailbox,
+            read: Box::new(move |mailbox| Ok(mailbox.take::<T>()?.map(&into))),
+        }
     }
 
     /// Names the letterbox to the process that fills it.
@@ -41,7 +44,10 @@ impl<R> Inbox<R> {
             Ok(None) => "it said that it had returned, but its letterbox is empty".to_owned(),
             Err(error) => error.to_string(),
         };
-        Err(Error::from_process(ErrorKind::ResultLost { worker, reason }))
+        Err(Error::from_process(ErrorKind::ResultLost {
+            worker,
+            reason,
+        }))
     }
 }
 
@@ -58,7 +64,11 @@ pub struct SpawnContext<R> {
 
 impl<R> SpawnContext<R> {
     pub(crate) fn new(story: Arc<Story>, inboxes: Vec<Inbox<R>>) -> SpawnContext<R> {
-        SpawnContext { story, inboxes, end: None }
+        SpawnContext {
+            story,
+            inboxes,
+            end: None,
+        }
     }
 
     /// Waits until all processes have ended, and gives what their functions returned, in the order of their ranks.
@@ -110,12 +120,20 @@ impl<R> SpawnContext<R> {
 
     /// The process ids, in the order of the ranks.
     pub fn pids(&self) -> Vec<u32> {
-        self.story.members().into_iter().map(|(worker, _)| worker.pid).collect()
+        self.story
+            .members()
+            .into_iter()
+            .map(|(worker, _)| worker.pid)
+            .collect()
     }
 
     /// The processes, in the order of their ranks.
     pub fn workers(&self) -> Vec<Worker> {
-        self.story.members().into_iter().map(|(worker, _)| worker).collect()
+        self.story
+            .members()
+            .into_iter()
+            .map(|(worker, _)| worker)
+            .collect()
     }
 
     /// Asks all processes to end: SIGTERM now, SIGKILL after the grace period. Returns at once;
@@ -135,10 +153,16 @@ impl<R> SpawnContext<R> {
         if self.end.is_some() {
             return;
         }
-        let Some(end) = self.story.wait(until) else { return };
+        let Some(end) = self.story.wait(until) else {
+            return;
+        };
         let workers = self.workers();
         self.end = Some(end.and_then(|()| {
-            self.inboxes.iter().zip(workers).map(|(inbox, worker)| inbox.open(worker)).collect()
+            self.inboxes
+                .iter()
+                .zip(workers)
+                .map(|(inbox, worker)| inbox.open(worker))
+                .collect()
         }));
         // The letterboxes have nothing more to give.
         self.inboxes.clear();
@@ -155,7 +179,10 @@ impl<R> SpawnContext<R> {
 
 /// Waiting without a limit ends only with the end, so nobody sees this.
 fn unsettled() -> Error {
-    Error::new(ErrorKind::Interrupted { worker: None }, "the processes have not ended yet")
+    Error::new(
+        ErrorKind::Interrupted { worker: None },
+        "the processes have not ended yet",
+    )
 }
 
 impl<R> Drop for SpawnContext<R> {

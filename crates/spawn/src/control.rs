@@ -7,8 +7,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
 };
 
 use crate::frame::{FRAME, Frame};
@@ -37,18 +38,32 @@ pub(crate) enum Heard {
 
 /// A connected pair: the parent's end, the child's end. Both close on exec; the launcher puts the child's on its stdin.
 pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+    socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
 }
 
 /// Sends a packet with descriptors.
-pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::INVAL);
     }
     loop {
-        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+        match sendmsg(
+            socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        ) {
             Err(Errno::INTR) => {}
             other => return other.map(drop),
         }
@@ -66,7 +81,12 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Pack
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
             Err(Errno::INTR) => {}
             Err(Errno::CONNRESET) => return Ok(None),
             Err(errno) => return Err(format!("the control socket failed: {errno}")),
@@ -104,7 +124,9 @@ pub(crate) fn listen(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> Heard {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Heard::Silence,
             Ok((0, _)) | Err(_) => return Heard::End,
-            Ok((length, _)) => return Frame::decode(&buffer[..length]).map_or(Heard::Noise, Heard::Frame),
+            Ok((length, _)) => {
+                return Frame::decode(&buffer[..length]).map_or(Heard::Noise, Heard::Frame);
+            }
         }
     }
 }
@@ -121,10 +143,20 @@ mod tests {
         send(ours.as_fd(), b"two", &[ours.as_fd(), theirs.as_fd()]).unwrap();
         let one = receive(theirs.as_fd(), 64).unwrap().unwrap();
         let two = receive(theirs.as_fd(), 64).unwrap().unwrap();
-        assert_eq!((one.bytes.as_slice(), one.descriptors.len()), (b"one".as_slice(), 0));
-        assert_eq!((two.bytes.as_slice(), two.descriptors.len()), (b"two".as_slice(), 2));
+        assert_eq!(
+            (one.bytes.as_slice(), one.descriptors.len()),
+            (b"one".as_slice(), 0)
+        );
+        assert_eq!(
+            (two.bytes.as_slice(), two.descriptors.len()),
+            (b"two".as_slice(), 2)
+        );
         for descriptor in &two.descriptors {
-            assert!(rustix::io::fcntl_getfd(descriptor).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+            assert!(
+                rustix::io::fcntl_getfd(descriptor)
+                    .unwrap()
+                    .contains(rustix::io::FdFlags::CLOEXEC)
+            );
         }
     }
 
@@ -134,7 +166,10 @@ mod tests {
         tell(theirs.as_fd(), &Frame::Returned).unwrap();
         send(theirs.as_fd(), &[0xff, 0xff], &[]).unwrap();
         let mut buffer = Vec::new();
-        assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Frame(Frame::Returned)));
+        assert!(matches!(
+            listen(ours.as_fd(), &mut buffer),
+            Heard::Frame(Frame::Returned)
+        ));
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Noise));
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Silence));
         drop(theirs);

@@ -35,7 +35,11 @@ fn exit_of(status: &WaitIdStatus) -> Exit {
     if let Some(code) = status.exit_status() {
         Exit::Code(code)
     } else if let Some(number) = status.terminating_signal() {
-        Exit::Signal { number, name: signal_name(number), core: status.dumped() }
+        Exit::Signal {
+            number,
+            name: signal_name(number),
+            core: status.dumped(),
+        }
     } else {
         Exit::Unknown
     }
@@ -44,11 +48,14 @@ fn exit_of(status: &WaitIdStatus) -> Exit {
 /// Names by number, as the common architectures of Linux have them.
 pub(crate) fn signal_name(number: i32) -> String {
     const NAMES: [&str; 31] = [
-        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
-        "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF",
-        "WINCH", "IO", "PWR", "SYS",
+        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+        "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+        "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
     ];
-    match usize::try_from(number - 1).ok().and_then(|index| NAMES.get(index)) {
+    match usize::try_from(number - 1)
+        .ok()
+        .and_then(|index| NAMES.get(index))
+    {
         Some(name) => format!("SIG{name}"),
         None => format!("signal {number}"),
     }
@@ -78,14 +85,16 @@ impl OomKills {
     pub(crate) fn grown_since(&self, before: &OomKills) -> Option<String> {
         self.0.iter().find_map(|(name, now)| {
             let then = before.0.iter().find(|(other, _)| other == name)?.1;
-            (*now > then).then(|| format!("the counter oom_kill in {name} went from {then} to {now}"))
+            (*now > then)
+                .then(|| format!("the counter oom_kill in {name} went from {then} to {now}"))
         })
     }
 }
 
 fn counter_in(file: &Path) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    text.lines()
+        .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
 /// The files with a counter for the groups that this process is in.
@@ -99,8 +108,15 @@ fn cgroup_files() -> Vec<PathBuf> {
             let path = path.trim_start_matches('/');
             if controllers.is_empty() {
                 Some(Path::new("/sys/fs/cgroup").join(path).join("memory.events"))
-            } else if controllers.split(',').any(|controller| controller == "memory") {
-                Some(Path::new("/sys/fs/cgroup/memory").join(path).join("memory.oom_control"))
+            } else if controllers
+                .split(',')
+                .any(|controller| controller == "memory")
+            {
+                Some(
+                    Path::new("/sys/fs/cgroup/memory")
+                        .join(path)
+                        .join("memory.oom_control"),
+                )
             } else {
                 None
             }
@@ -114,8 +130,14 @@ mod tests {
 
     #[test]
     fn signals_have_the_names_that_people_know() {
-        assert_eq!(signal_name(rustix::process::Signal::KILL.as_raw()), "SIGKILL");
-        assert_eq!(signal_name(rustix::process::Signal::SEGV.as_raw()), "SIGSEGV");
+        assert_eq!(
+            signal_name(rustix::process::Signal::KILL.as_raw()),
+            "SIGKILL"
+        );
+        assert_eq!(
+            signal_name(rustix::process::Signal::SEGV.as_raw()),
+            "SIGSEGV"
+        );
         assert_eq!(signal_name(34), "signal 34");
         assert_eq!(signal_name(0), "signal 0");
     }
@@ -124,7 +146,10 @@ mod tests {
     fn a_counter_that_grew_is_named_and_one_that_is_new_is_not() {
         let before = OomKills(vec![("a".into(), 3), ("b".into(), 3)]);
         let after = OomKills(vec![("c".into(), 9), ("a".into(), 3), ("b".into(), 4)]);
-        assert_eq!(after.grown_since(&before).unwrap(), "the counter oom_kill in b went from 3 to 4");
+        assert_eq!(
+            after.grown_since(&before).unwrap(),
+            "the counter oom_kill in b went from 3 to 4"
+        );
         assert_eq!(before.grown_since(&before), None);
     }
 }

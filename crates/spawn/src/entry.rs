@@ -14,7 +14,9 @@ use std::thread::{self, JoinHandle};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketType, sockopt};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
+};
 
 use crate::control;
 use crate::error::{Error, ErrorKind, Result};
@@ -105,7 +107,11 @@ enum Role {
 /// A worker's stdin is a packet socket that its parent made. Nothing that a worker starts in other ways can be taken
 /// for a worker: the marker is inherited, the stdin is not.
 fn role() -> Role {
-    let Some(parent) = std::env::var(MARKER).ok().and_then(|text| text.parse().ok()).and_then(Pid::from_raw) else {
+    let Some(parent) = std::env::var(MARKER)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .and_then(Pid::from_raw)
+    else {
         return Role::Program;
     };
     let stdin = rustix::stdio::stdin();
@@ -152,7 +158,12 @@ fn serve() -> ! {
         Ok(None) => die(),
         Err(reason) => reason,
     };
-    let _ = control::tell(control.as_fd(), &Frame::Refused { reason: clip(refused) });
+    let _ = control::tell(
+        control.as_fd(),
+        &Frame::Refused {
+            reason: clip(refused),
+        },
+    );
     std::process::exit(REFUSED);
 }
 
@@ -160,7 +171,11 @@ fn serve() -> ! {
 /// it starts does not inherit the socket.
 fn take_stdin() -> Result<OwnedFd, Errno> {
     let control = fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
-    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
+    let null = rustix::fs::open(
+        "/dev/null",
+        rustix::fs::OFlags::RDONLY,
+        rustix::fs::Mode::empty(),
+    )?;
     rustix::stdio::dup2_stdin(&null)?;
     Ok(control)
 }
@@ -172,7 +187,8 @@ fn greet(control: &OwnedFd) -> Result<Option<(Hello, Vec<OwnedFd>)>, String> {
     };
     let hello = Hello::read(&packet.bytes)?;
     // A parent in another pid namespace has no id here; then the socket alone has to tell.
-    if getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() != hello.parent) {
+    if getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() != hello.parent)
+    {
         return Ok(None);
     }
     let _ = DEPTH.set(hello.depth);
@@ -194,18 +210,31 @@ fn start(hello: Hello, control: &'static OwnedFd) -> std::io::Result<Function> {
     let (ready, prepared) = channel::<Result<Trampoline, String>>();
     let done = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let signal = Signaler(Arc::clone(&done));
-    let thread = thread::Builder::new().name(hello.name()).stack_size(STACK).spawn(move || {
-        let _signal = signal;
-        let call = Call { hello: &hello, control: control.as_fd() };
-        match prepared.recv().unwrap_or_else(|_| Err("its main thread has ended".to_owned())) {
-            Ok(trampoline) => {
-                panic::enter_function();
-                trampoline(&call)
+    let thread = thread::Builder::new()
+        .name(hello.name())
+        .stack_size(STACK)
+        .spawn(move || {
+            let _signal = signal;
+            let call = Call {
+                hello: &hello,
+                control: control.as_fd(),
+            };
+            match prepared
+                .recv()
+                .unwrap_or_else(|_| Err("its main thread has ended".to_owned()))
+            {
+                Ok(trampoline) => {
+                    panic::enter_function();
+                    trampoline(&call)
+                }
+                Err(reason) => call.refuse(reason),
             }
-            Err(reason) => call.refuse(reason),
-        }
-    })?;
-    Ok(Function { ready, done, thread })
+        })?;
+    Ok(Function {
+        ready,
+        done,
+        thread,
+    })
 }
 
 /// Tells the watcher that the function is over, however that came.
@@ -219,7 +248,11 @@ impl Drop for Signaler {
 }
 
 /// Makes the process what the greeting says (its stdin, its name, its place in the arena), and finds its function.
-fn prepare(hello: &Hello, descriptors: Vec<OwnedFd>, control: &'static OwnedFd) -> Result<Trampoline, String> {
+fn prepare(
+    hello: &Hello,
+    descriptors: Vec<OwnedFd>,
+    control: &'static OwnedFd,
+) -> Result<Trampoline, String> {
     let trampoline = trampoline::resolve(image()?, hello)?;
     let mut descriptors = descriptors.into_iter();
     let Some(arena) = descriptors.next() else {
@@ -229,21 +262,32 @@ fn prepare(hello: &Hello, descriptors: Vec<OwnedFd>, control: &'static OwnedFd) 
         let Some(stdin) = descriptors.next() else {
             return Err("the greeting came without the stdin that it promises".to_owned());
         };
-        rustix::stdio::dup2_stdin(&stdin).map_err(|errno| format!("its stdin could not be put in place: {errno}"))?;
+        rustix::stdio::dup2_stdin(&stdin)
+            .map_err(|errno| format!("its stdin could not be put in place: {errno}"))?;
     }
     name_process(&hello.name());
-    let member = link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
+    let member =
+        link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
     link::note_name(&hello.name());
     panic::install_hook(control.as_fd());
     // A parent that is gone needs no news; the watcher finds that out.
-    let _ = control::tell(control.as_fd(), &Frame::Arrived { row: member.row, epoch: member.epoch });
+    let _ = control::tell(
+        control.as_fd(),
+        &Frame::Arrived {
+            row: member.row,
+            epoch: member.epoch,
+        },
+    );
     Ok(trampoline)
 }
 
 /// Returns when the function is over. When the parent is gone before, ends the process.
 fn watch(control: &OwnedFd, done: &OwnedFd) {
     loop {
-        let mut watched = [PollFd::new(done, PollFlags::IN), PollFd::new(control, PollFlags::IN)];
+        let mut watched = [
+            PollFd::new(done, PollFlags::IN),
+            PollFd::new(control, PollFlags::IN),
+        ];
         match poll(&mut watched, None) {
             Ok(_) => {}
             Err(Errno::INTR | Errno::AGAIN) => continue,

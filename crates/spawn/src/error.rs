@@ -27,7 +27,11 @@ pub struct Worker {
 
 impl fmt::Display for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} (\"{}\", pid {})", self.rank, self.name, self.pid)
+        write!(
+            f,
+            "process {} (\"{}\", pid {})",
+            self.rank, self.name, self.pid
+        )
     }
 }
 
@@ -56,7 +60,11 @@ impl fmt::Display for Exit {
         match self {
             Exit::Code(code) => write!(f, "exited with code {code}"),
             Exit::Signal { name, core, .. } => {
-                write!(f, "was killed by {name}{}", if *core { " and left a core dump" } else { "" })
+                write!(
+                    f,
+                    "was killed by {name}{}",
+                    if *core { " and left a core dump" } else { "" }
+                )
             }
             Exit::Unknown => write!(
                 f,
@@ -173,12 +181,22 @@ impl ErrorKind {
     /// What happened without the process's name in front: what its peers are told.
     pub(crate) fn cause(&self) -> String {
         match self {
-            ErrorKind::ProcessRaised { chain, .. } => format!("returned an error: {}", chain.join(": ")),
-            ErrorKind::ProcessPanicked { message, location, .. } => match location {
+            ErrorKind::ProcessRaised { chain, .. } => {
+                format!("returned an error: {}", chain.join(": "))
+            }
+            ErrorKind::ProcessPanicked {
+                message, location, ..
+            } => match location {
                 Some(location) => format!("panicked at {location}: {message}"),
                 None => format!("panicked: {message}"),
             },
-            ErrorKind::ProcessExited { exit, after_result, likely_out_of_memory, last_task, .. } => {
+            ErrorKind::ProcessExited {
+                exit,
+                after_result,
+                likely_out_of_memory,
+                last_task,
+                ..
+            } => {
                 let mut text = exit.to_string();
                 match (exit, after_result) {
                     (_, true) => text.push_str(" while it was leaving; it had already returned its result"),
@@ -191,14 +209,20 @@ impl ErrorKind {
                     text.push_str(&format!("; it was last working on: {task}"));
                 }
                 if let Some(counter) = likely_out_of_memory {
-                    text.push_str(&format!("; it was likely killed for want of memory ({counter})"));
+                    text.push_str(&format!(
+                        "; it was likely killed for want of memory ({counter})"
+                    ));
                 }
                 text
             }
             ErrorKind::Interrupted { worker: Some(_) } => "was interrupted (SIGINT)".to_owned(),
-            ErrorKind::Interrupted { worker: None } => "the processes were stopped on request".to_owned(),
+            ErrorKind::Interrupted { worker: None } => {
+                "the processes were stopped on request".to_owned()
+            }
             ErrorKind::NeverStarted { reason, .. } => format!("never ran its function: {reason}"),
-            ErrorKind::LostContact { reason, .. } => format!("cannot be reached any more: {reason}"),
+            ErrorKind::LostContact { reason, .. } => {
+                format!("cannot be reached any more: {reason}")
+            }
             ErrorKind::ResultLost { reason, .. } => {
                 format!("returned, but its result could not be brought home: {reason}")
             }
@@ -229,15 +253,27 @@ struct Inner {
 impl Error {
     /// An error on this side of the process boundary.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error(Arc::new(Inner { kind, message: message.into(), source: None }))
+        Error(Arc::new(Inner {
+            kind,
+            message: message.into(),
+            source: None,
+        }))
     }
 
     /// The same with the error below it. The sentence repeats that error's text: a reader who prints only one line
     /// must see the reason.
-    pub(crate) fn caused(kind: ErrorKind, message: impl fmt::Display, source: impl Into<BoxError>) -> Error {
+    pub(crate) fn caused(
+        kind: ErrorKind,
+        message: impl fmt::Display,
+        source: impl Into<BoxError>,
+    ) -> Error {
         let source = source.into();
         let message = format!("{message}: {source}");
-        Error(Arc::new(Inner { kind, message, source: Some(source) }))
+        Error(Arc::new(Inner {
+            kind,
+            message,
+            source: Some(source),
+        }))
     }
 
     /// What happened in another process; the sentence is made from the kind.
@@ -270,13 +306,19 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.message)?;
         match &self.0.kind {
-            ErrorKind::ProcessRaised { backtrace: Some(text), .. }
-            | ErrorKind::ProcessPanicked { backtrace: Some(text), .. } => {
+            ErrorKind::ProcessRaised {
+                backtrace: Some(text),
+                ..
+            }
+            | ErrorKind::ProcessPanicked {
+                backtrace: Some(text),
+                ..
+            } => {
                 write!(f, "\n\nBacktrace in that process:\n{text}")
             }
-            ErrorKind::ProcessPanicked { backtrace: None, .. } => {
-                f.write_str("\n(set RUST_BACKTRACE=1 to see the backtrace in that process)")
-            }
+            ErrorKind::ProcessPanicked {
+                backtrace: None, ..
+            } => f.write_str("\n(set RUST_BACKTRACE=1 to see the backtrace in that process)"),
             _ => Ok(()),
         }
     }
@@ -287,7 +329,11 @@ mod tests {
     use super::*;
 
     fn worker() -> Worker {
-        Worker { rank: 2, pid: 4711, name: "resize.2".into() }
+        Worker {
+            rank: 2,
+            pid: 4711,
+            name: "resize.2".into(),
+        }
     }
 
     #[test]

@@ -21,13 +21,28 @@ pub(crate) enum Frame {
     Refused { reason: String },
     /// A thread panics; it may still be caught. Sent before anything unwinds, so it is heard before what the unwinding
     /// does to others.
-    Panicking { at: u64, in_function: bool, message: String, location: Option<String> },
+    Panicking {
+        at: u64,
+        in_function: bool,
+        message: String,
+        location: Option<String>,
+    },
     /// The function returned a value, and the value lies in the letterbox.
     Returned,
     /// The function returned an error, at this time. It `follows` if it only passes on that another process failed.
-    Raised { at: u64, follows: bool, chain: Vec<String>, backtrace: Option<String> },
+    Raised {
+        at: u64,
+        follows: bool,
+        chain: Vec<String>,
+        backtrace: Option<String>,
+    },
     /// The function panicked, at this time.
-    Panicked { at: u64, message: String, location: Option<String>, backtrace: Option<String> },
+    Panicked {
+        at: u64,
+        message: String,
+        location: Option<String>,
+        backtrace: Option<String>,
+    },
     /// The function returned, but its value could not be put into the letterbox.
     ResultLost { at: u64, reason: String },
 }
@@ -41,17 +56,35 @@ impl Frame {
             return bytes;
         }
         let smaller = match self {
-            Frame::Raised { at, follows, chain, backtrace: Some(_) } => {
-                Frame::Raised { at: *at, follows: *follows, chain: chain.clone(), backtrace: None }
-            }
-            Frame::Raised { at, follows, chain, backtrace: None } if chain.len() > 2 => Frame::Raised {
+            Frame::Raised {
+                at,
+                follows,
+                chain,
+                backtrace: Some(_),
+            } => Frame::Raised {
                 at: *at,
                 follows: *follows,
-                chain: vec![chain[0].clone(), "(further causes were too long to send)".to_owned()],
+                chain: chain.clone(),
+                backtrace: None,
+            },
+            Frame::Raised {
+                at,
+                follows,
+                chain,
+                backtrace: None,
+            } if chain.len() > 2 => Frame::Raised {
+                at: *at,
+                follows: *follows,
+                chain: vec![
+                    chain[0].clone(),
+                    "(further causes were too long to send)".to_owned(),
+                ],
                 backtrace: None,
             },
             // The texts of all other frames are clipped to a sum that fits, so this is reached by none.
-            _ => Frame::Refused { reason: "a message to the parent was too long".to_owned() },
+            _ => Frame::Refused {
+                reason: "a message to the parent was too long".to_owned(),
+            },
         };
         smaller.encode()
     }
@@ -82,7 +115,12 @@ mod tests {
 
     #[test]
     fn a_frame_survives_the_socket() {
-        let frame = Frame::Panicked { at: 7, message: "no".into(), location: Some("a.rs:1:2".into()), backtrace: None };
+        let frame = Frame::Panicked {
+            at: 7,
+            message: "no".into(),
+            location: Some("a.rs:1:2".into()),
+            backtrace: None,
+        };
         assert_eq!(Frame::decode(&frame.encode()), Some(frame));
     }
 
@@ -94,10 +132,20 @@ mod tests {
 
     #[test]
     fn a_huge_error_still_fits_and_keeps_its_first_sentence() {
-        let chain: Vec<String> = (0..32).map(|i| clip(format!("{i} ").repeat(100_000))).collect();
-        let bytes = Frame::Raised { at: 1, follows: false, chain, backtrace: Some(clip("x".repeat(1 << 20))) }.encode();
+        let chain: Vec<String> = (0..32)
+            .map(|i| clip(format!("{i} ").repeat(100_000)))
+            .collect();
+        let bytes = Frame::Raised {
+            at: 1,
+            follows: false,
+            chain,
+            backtrace: Some(clip("x".repeat(1 << 20))),
+        }
+        .encode();
         assert!(bytes.len() <= FRAME);
-        let Some(Frame::Raised { chain, .. }) = Frame::decode(&bytes) else { panic!("not an error any more") };
+        let Some(Frame::Raised { chain, .. }) = Frame::decode(&bytes) else {
+            panic!("not an error any more")
+        };
         assert!(chain[0].starts_with("0 0 0"));
     }
 

@@ -89,7 +89,10 @@ where
 /// # }
 /// ```
 pub fn builder() -> Builder {
-    Builder { process: Process::default(), options: Options::default() }
+    Builder {
+        process: Process::default(),
+        options: Options::default(),
+    }
 }
 
 /// Options for [`spawn`]; made by [`builder`].
@@ -137,7 +140,9 @@ impl Builder {
         A: Serialize + DeserializeOwned,
         R: Outcome,
     {
-        let mut group = Group::new().grace(self.options.grace).hello_deadline(self.options.hello_deadline);
+        let mut group = Group::new()
+            .grace(self.options.grace)
+            .hello_deadline(self.options.hello_deadline);
         group.add_replicas(self.process, f, args, n)?;
         group.start()
     }
@@ -170,7 +175,10 @@ impl Process {
     /// A process with a name. Errors, `ps`, `top` and debuggers show it (the latter two the first 15 bytes). Without
     /// one it is named after its function. Replicas get their number behind it.
     pub fn named(name: impl Into<String>) -> Process {
-        Process { name: Some(name.into()), ..Process::default() }
+        Process {
+            name: Some(name.into()),
+            ..Process::default()
+        }
     }
 
     /// What it finds as its stdin.
@@ -182,10 +190,17 @@ impl Process {
     /// The name of replica `index` of `n`, in characters that the system takes.
     fn name_of(&self, target: &Target, index: usize, n: usize) -> String {
         let name = match &self.name {
-            Some(name) => name.chars().filter(|character| !character.is_control()).collect(),
+            Some(name) => name
+                .chars()
+                .filter(|character| !character.is_control())
+                .collect(),
             None => short_name(target.name),
         };
-        if n > 1 { format!("{name}.{index}") } else { name }
+        if n > 1 {
+            format!("{name}.{index}")
+        } else {
+            name
+        }
     }
 }
 
@@ -204,7 +219,9 @@ impl From<String> for Process {
 /// The last word of a type's path: `app::decode::frames<f32>` is "frames", a closure is named after where it stands.
 fn short_name(path: &str) -> String {
     let path = path.split('<').next().unwrap_or(path);
-    let mut words = path.rsplit("::").filter(|word| !word.starts_with('{') && !word.is_empty());
+    let mut words = path
+        .rsplit("::")
+        .filter(|word| !word.starts_with('{') && !word.is_empty());
     words.next().unwrap_or("worker").to_owned()
 }
 
@@ -252,7 +269,10 @@ pub struct Group<R> {
 impl<R: 'static> Group<R> {
     /// An empty group.
     pub fn new() -> Group<R> {
-        Group { members: Vec::new(), options: Options::default() }
+        Group {
+            members: Vec::new(),
+            options: Options::default(),
+        }
     }
 
     /// See [`Builder::grace`].
@@ -366,7 +386,13 @@ impl<R: 'static> Group<R> {
         into: impl Fn(O::Value) -> R + Send + Sync + 'static,
     ) -> Result<usize> {
         let inbox = Inbox::new(Mailbox::create().map_err(no_letterbox)?, into);
-        self.members.push(Added { process, name, target, parcel, inbox });
+        self.members.push(Added {
+            process,
+            name,
+            target,
+            parcel,
+            inbox,
+        });
         Ok(self.members.len() - 1)
     }
 
@@ -379,7 +405,10 @@ impl<R: 'static> Group<R> {
     pub fn start(self) -> Result<SpawnContext<R>> {
         let depth = entry::depth_of_a_child()?;
         if self.members.is_empty() {
-            return Err(Error::new(ErrorKind::Usage, "the group is empty: add a process before it is started"));
+            return Err(Error::new(
+                ErrorKind::Usage,
+                "the group is empty: add a process before it is started",
+            ));
         }
         let readers: Vec<&str> = self
             .members
@@ -401,7 +430,13 @@ impl<R: 'static> Group<R> {
         let mut inboxes = Vec::new();
         let mut shared: Vec<Shared> = Vec::new();
         for (rank, member) in self.members.into_iter().enumerate() {
-            let Added { process, name, target, parcel, inbox } = member;
+            let Added {
+                process,
+                name,
+                target,
+                parcel,
+                inbox,
+            } = member;
             shared.extend(parcel.shared());
             let arguments = Mailbox::create().map_err(no_letterbox)?;
             arguments.post(parcel).map_err(no_letterbox)?;
@@ -429,7 +464,13 @@ impl<R: 'static> Default for Group<R> {
 
 impl<R> fmt::Debug for Group<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.members.iter().map(|member| (&member.name, member.target.name))).finish()
+        f.debug_list()
+            .entries(
+                self.members
+                    .iter()
+                    .map(|member| (&member.name, member.target.name)),
+            )
+            .finish()
     }
 }
 
@@ -442,30 +483,45 @@ where
 {
     entry::depth_of_a_child()?;
     let image = image().map_err(|reason| Error::new(ErrorKind::Launch, reason))?;
-    let target =
-        trampoline::target::<F, A, R>(image).map_err(|reason| Error::new(ErrorKind::Usage, reason))?;
+    let target = trampoline::target::<F, A, R>(image)
+        .map_err(|reason| Error::new(ErrorKind::Usage, reason))?;
     link::prepare().map_err(|error| {
-        Error::caused(ErrorKind::Arena, "there is no arena to share with new processes", error)
+        Error::caused(
+            ErrorKind::Arena,
+            "there is no arena to share with new processes",
+            error,
+        )
     })?;
     Ok(target)
 }
 
 fn pack<A: Serialize>(args: A) -> Result<Parcel> {
     Parcel::pack(args).map_err(|error| {
-        let what = format!("the arguments of type `{}` cannot be sent", std::any::type_name::<A>());
+        let what = format!(
+            "the arguments of type `{}` cannot be sent",
+            std::any::type_name::<A>()
+        );
         Error::caused(ErrorKind::Arguments, what, error)
     })
 }
 
 fn no_letterbox(error: BoxError) -> Error {
-    Error::caused(ErrorKind::Arena, "no room in the arena for a process's letterbox", error)
+    Error::caused(
+        ErrorKind::Arena,
+        "no room in the arena for a process's letterbox",
+        error,
+    )
 }
 
 fn stdin_for(process: &Process) -> Result<Option<OwnedFd>> {
     match process.stdin {
         Stdin::Null => Ok(None),
         Stdin::Inherit => entry::own_stdin().map(Some).map_err(|error| {
-            Error::caused(ErrorKind::Launch, "this process's stdin cannot be handed on (is it closed?)", error)
+            Error::caused(
+                ErrorKind::Launch,
+                "this process's stdin cannot be handed on (is it closed?)",
+                error,
+            )
         }),
     }
 }
@@ -485,7 +541,13 @@ mod tests {
     fn a_process_that_did_not_call_init_may_not_spawn() {
         // The harness of these tests has no `main` of ours, so nothing called it here.
         let error = spawn(|_, ()| (), (), 1).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::NotInitialized), "{error:?}");
-        assert!(error.to_string().contains("first line of `main`"), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::NotInitialized),
+            "{error:?}"
+        );
+        assert!(
+            error.to_string().contains("first line of `main`"),
+            "{error}"
+        );
     }
 }

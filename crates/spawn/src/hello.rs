@@ -34,7 +34,11 @@ impl Signature {
     /// The signature of a function `F` from `A` to `R`. The names are not promised to be unique: they catch mistakes,
     /// the build identity is what makes the offset trustworthy.
     pub(crate) fn of<F, A, R>() -> Signature {
-        let names = [std::any::type_name::<F>(), std::any::type_name::<A>(), std::any::type_name::<R>()];
+        let names = [
+            std::any::type_name::<F>(),
+            std::any::type_name::<A>(),
+            std::any::type_name::<R>(),
+        ];
         Signature {
             argument_size: size_of::<A>() as u64,
             argument_align: align_of::<A>() as u64,
@@ -119,12 +123,17 @@ impl Hello {
     /// The greeting in a packet, or why it is none of this version.
     pub(crate) fn read(packet: &[u8]) -> Result<Hello, String> {
         let Some((start, _)) = packet.split_first_chunk::<16>() else {
-            return Err(format!("the greeting has {} bytes, too few to be one", packet.len()));
+            return Err(format!(
+                "the greeting has {} bytes, too few to be one",
+                packet.len()
+            ));
         };
         if start[..8] != MAGIC {
             return Err("what came over stdin is not a greeting of this library".to_owned());
         }
-        let word = |at: usize| u32::from_ne_bytes([start[at], start[at + 1], start[at + 2], start[at + 3]]);
+        let word = |at: usize| {
+            u32::from_ne_bytes([start[at], start[at + 1], start[at + 2], start[at + 3]])
+        };
         if word(8) != VERSION || word(12) != size_of::<Hello>() as u32 {
             return Err(format!(
                 "the parent speaks version {} with {} bytes, this process version {VERSION} with {}: they are not \
@@ -134,8 +143,13 @@ impl Hello {
                 size_of::<Hello>()
             ));
         }
-        Hello::read_from_bytes(packet)
-            .map_err(|_| format!("the greeting has {} bytes, not {}", packet.len(), size_of::<Hello>()))
+        Hello::read_from_bytes(packet).map_err(|_| {
+            format!(
+                "the greeting has {} bytes, not {}",
+                packet.len(),
+                size_of::<Hello>()
+            )
+        })
     }
 
     /// The process's name.
@@ -169,7 +183,10 @@ mod tests {
     fn a_greeting_arrives_as_it_was_sent() {
         let sent = greeting();
         let read = Hello::read(Hello::new(&sent).as_bytes()).unwrap();
-        assert_eq!((read.name(), read.offset, read.outcome), (sent.name, sent.offset, sent.outcome));
+        assert_eq!(
+            (read.name(), read.offset, read.outcome),
+            (sent.name, sent.offset, sent.outcome)
+        );
         assert_eq!((read.build, read.signature), (sent.build, sent.signature));
     }
 
@@ -177,11 +194,19 @@ mod tests {
     fn a_foreign_short_or_newer_greeting_is_refused_with_the_reason() {
         let good = Hello::new(&greeting()).as_bytes().to_vec();
         for length in 0..good.len() {
-            assert!(Hello::read(&good[..length]).is_err(), "{length} bytes were enough");
+            assert!(
+                Hello::read(&good[..length]).is_err(),
+                "{length} bytes were enough"
+            );
         }
         let mut foreign = good.clone();
         foreign[0] ^= 1;
-        assert!(Hello::read(&foreign).err().unwrap().contains("not a greeting"));
+        assert!(
+            Hello::read(&foreign)
+                .err()
+                .unwrap()
+                .contains("not a greeting")
+        );
         let mut newer = good;
         newer[8] += 1;
         assert!(Hello::read(&newer).err().unwrap().contains("version 2"));
@@ -189,13 +214,22 @@ mod tests {
 
     #[test]
     fn a_long_name_is_cut_between_characters() {
-        let hello = Hello::new(&Greeting { name: "ä".repeat(50), ..greeting() });
+        let hello = Hello::new(&Greeting {
+            name: "ä".repeat(50),
+            ..greeting()
+        });
         assert_eq!(hello.name(), "ä".repeat(32));
     }
 
     #[test]
     fn signatures_tell_types_and_functions_apart() {
-        assert_ne!(Signature::of::<fn(), u8, u16>(), Signature::of::<fn(), u16, u8>());
-        assert_ne!(Signature::of::<fn(), u8, u16>(), Signature::of::<fn(u8), u8, u16>());
+        assert_ne!(
+            Signature::of::<fn(), u8, u16>(),
+            Signature::of::<fn(), u16, u8>()
+        );
+        assert_ne!(
+            Signature::of::<fn(), u8, u16>(),
+            Signature::of::<fn(u8), u8, u16>()
+        );
     }
 }

@@ -51,15 +51,21 @@ fn anchor_address() -> usize {
 /// This process's image; read once, since it cannot change.
 pub(crate) fn image() -> Result<&'static Image, String> {
     static IMAGE: OnceLock<Result<Image, String>> = OnceLock::new();
-    IMAGE.get_or_init(Image::read).as_ref().map_err(Clone::clone)
+    IMAGE
+        .get_or_init(Image::read)
+        .as_ref()
+        .map_err(Clone::clone)
 }
 
 impl Image {
     fn read() -> Result<Image, String> {
-        let stat = rustix::fs::stat(SELF).map_err(|errno| format!("cannot look at {SELF}: {errno} (is /proc there?)"))?;
+        let stat = rustix::fs::stat(SELF)
+            .map_err(|errno| format!("cannot look at {SELF}: {errno} (is /proc there?)"))?;
         let maps = read_maps().map_err(|error| format!("cannot read /proc/self/maps: {error}"))?;
         let text = text_of(&maps, anchor_address(), stat.st_ino, || {
-            fs::read_link(SELF).map(|path| path.into_os_string().into_vec()).unwrap_or_default()
+            fs::read_link(SELF)
+                .map(|path| path.into_os_string().into_vec())
+                .unwrap_or_default()
         })?;
         Ok(Image {
             build: Build {
@@ -69,7 +75,10 @@ impl Image {
                 modified_seconds: stat.st_mtime,
                 modified_nanos: stat.st_mtime_nsec,
                 text: text.iter().map(|range| range.len() as u64).sum(),
-                constant: fnv(concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")), VERSION.into()),
+                constant: fnv(
+                    concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")),
+                    VERSION.into(),
+                ),
             },
             text,
         })
@@ -83,7 +92,8 @@ impl Image {
     /// The distance of a function of this image from the anchor; `None` if it is a function of something else (a
     /// shared library).
     pub(crate) fn offset_of(&self, address: usize) -> Option<u64> {
-        self.contains(address).then(|| address.wrapping_sub(anchor_address()) as u64)
+        self.contains(address)
+            .then(|| address.wrapping_sub(anchor_address()) as u64)
     }
 
     /// The address at such a distance; `None` if that is no executable page of this image.
@@ -102,7 +112,13 @@ impl std::fmt::Display for Build {
         write!(
             f,
             "file {:x}:{} of {} bytes, changed at {}.{:09}, {} bytes of text, crate {:016x}",
-            self.device, self.inode, self.size, self.modified_seconds, self.modified_nanos, self.text, self.constant
+            self.device,
+            self.inode,
+            self.size,
+            self.modified_seconds,
+            self.modified_nanos,
+            self.text,
+            self.constant
         )
     }
 }
@@ -138,25 +154,40 @@ fn read_maps() -> std::io::Result<Vec<u8>> {
 }
 
 /// The executable mappings of the file that the anchor lies in, which must be the executable itself.
-fn text_of(maps: &[u8], anchor: usize, inode: u64, path: impl Fn() -> Vec<u8>) -> Result<Vec<Range<usize>>, String> {
+fn text_of(
+    maps: &[u8],
+    anchor: usize,
+    inode: u64,
+    path: impl Fn() -> Vec<u8>,
+) -> Result<Vec<Range<usize>>, String> {
     let lines: Vec<Mapping<'_>> = maps
         .split(|&byte| byte == b'\n')
         .filter_map(Mapping::parse)
         .filter(|mapping| mapping.executable)
         .collect();
     let Some(home) = lines.iter().find(|mapping| mapping.range.contains(&anchor)) else {
-        return Err("the code of this crate lies in no executable mapping of /proc/self/maps".to_owned());
+        return Err(
+            "the code of this crate lies in no executable mapping of /proc/self/maps".to_owned(),
+        );
     };
     // Some file systems show another inode in maps than stat does; then the path decides.
     if home.inode == 0 || (home.inode != inode && home.path != path()) {
         return Err(format!(
             "this crate is linked into {}, not into the executable {}: a re-executed child finds functions by their \
              place in the executable, so link it statically",
-            String::from_utf8_lossy(if home.path.is_empty() { b"anonymous memory" } else { home.path }),
+            String::from_utf8_lossy(if home.path.is_empty() {
+                b"anonymous memory"
+            } else {
+                home.path
+            }),
             String::from_utf8_lossy(&path()),
         ));
     }
-    Ok(lines.iter().filter(|mapping| mapping.file() == home.file()).map(|mapping| mapping.range.clone()).collect())
+    Ok(lines
+        .iter()
+        .filter(|mapping| mapping.file() == home.file())
+        .map(|mapping| mapping.range.clone())
+        .collect())
 }
 
 /// A line of /proc/self/maps.
@@ -209,7 +240,10 @@ c000-d000 r-xp 00000000 00:00 0                          [vdso]
 
     #[test]
     fn the_text_is_what_the_executable_maps_as_code() {
-        assert_eq!(text_of(MAPS, 0x6010, 77, || b"/bin/tool box".to_vec()).unwrap(), [CODE]);
+        assert_eq!(
+            text_of(MAPS, 0x6010, 77, || b"/bin/tool box".to_vec()).unwrap(),
+            [CODE]
+        );
     }
 
     #[test]
@@ -220,7 +254,10 @@ c000-d000 r-xp 00000000 00:00 0                          [vdso]
 
     #[test]
     fn a_file_system_with_other_inodes_in_maps_is_known_by_path() {
-        assert_eq!(text_of(MAPS, 0x6010, 5, || b"/bin/tool box".to_vec()).unwrap(), [CODE]);
+        assert_eq!(
+            text_of(MAPS, 0x6010, 5, || b"/bin/tool box".to_vec()).unwrap(),
+            [CODE]
+        );
     }
 
     #[test]

@@ -49,12 +49,17 @@ pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
     let failed = |what: &str, source: crate::error::BoxError| {
         Error::caused(
             ErrorKind::Launch,
-            format!("process {} (\"{}\") could not be started: {what}", plan.rank, plan.name),
+            format!(
+                "process {} (\"{}\") could not be started: {what}",
+                plan.rank, plan.name
+            ),
             source,
         )
     };
-    let (ours, theirs) = control::pair().map_err(|errno| failed("no socket pair for it", errno.into()))?;
-    let image = image().map_err(|reason| failed("this executable cannot be run again", reason.into()))?;
+    let (ours, theirs) =
+        control::pair().map_err(|errno| failed("no socket pair for it", errno.into()))?;
+    let image =
+        image().map_err(|reason| failed("this executable cannot be run again", reason.into()))?;
     let hello = Hello::new(&Greeting {
         build: image.build(),
         signature: plan.target.signature,
@@ -74,13 +79,18 @@ pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
         .map_err(|errno| failed("the greeting could not be sent", errno.into()))?;
 
     let mut command = Command::new(SELF);
-    command.arg0(title(&plan.name)).env(MARKER, std::process::id().to_string()).stdin(theirs);
+    command
+        .arg0(title(&plan.name))
+        .env(MARKER, std::process::id().to_string())
+        .stdin(theirs);
     // A group of its own keeps the terminal's Ctrl-C with the parent, which decides what becomes of its children. One
     // that reads the terminal must stay in the foreground group, or reading would stop it.
     if plan.stdin.is_none() {
         command.process_group(0);
     }
-    let child = command.spawn().map_err(|error| failed(&format!("running {SELF} again failed"), error.into()))?;
+    let child = command
+        .spawn()
+        .map_err(|error| failed(&format!("running {SELF} again failed"), error.into()))?;
     let pid = child.id();
     // A child that nobody waited for keeps its id, so this opens the right process. Only where the host ignores
     // SIGCHLD could the id be free again already; it would have to be given to another process within microseconds.
@@ -91,10 +101,17 @@ pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
             let mut child = child;
             let _ = child.kill();
             let _ = child.wait();
-            return Err(failed("no descriptor for the process (it takes Linux 5.4 or newer)", errno.into()));
+            return Err(failed(
+                "no descriptor for the process (it takes Linux 5.4 or newer)",
+                errno.into(),
+            ));
         }
     };
-    Ok(Launched { pid, pidfd, control: ours })
+    Ok(Launched {
+        pid,
+        pidfd,
+        control: ours,
+    })
 }
 
 /// What `ps` shows as the command: the program's own, and which worker of it.

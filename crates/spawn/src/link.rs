@@ -32,7 +32,10 @@ pub(crate) fn join(descriptor: OwnedFd) -> Result<Member, BoxError> {
     let arena = Arena::join(descriptor)?;
     let me = arena.me();
     Arena::install_current(arena)?;
-    Ok(Member { row: me.row, epoch: me.epoch })
+    Ok(Member {
+        row: me.row,
+        epoch: me.epoch,
+    })
 }
 
 /// A child as a participant of the arena.
@@ -44,7 +47,10 @@ pub(crate) struct Member {
 
 impl Member {
     fn owner(self) -> Owner {
-        Owner { row: self.row, epoch: self.epoch }
+        Owner {
+            row: self.row,
+            epoch: self.epoch,
+        }
     }
 }
 
@@ -64,8 +70,14 @@ pub(crate) struct Record {
 
 /// Reads the flight recorder of a process that has ended and is not buried yet. Somebody else may have buried it.
 pub(crate) fn record_of(member: Member) -> Record {
-    match Arena::current().ok().and_then(|arena| arena.record_of(member.owner())) {
-        Some(record) => Record { task: Some(record.task).filter(|task| !task.is_empty()), panic: record.panic },
+    match Arena::current()
+        .ok()
+        .and_then(|arena| arena.record_of(member.owner()))
+    {
+        Some(record) => Record {
+            task: Some(record.task).filter(|task| !task.is_empty()),
+            panic: record.panic,
+        },
         None => Record::default(),
     }
 }
@@ -96,7 +108,11 @@ impl Shared {
 
     /// Ends the waits of all who wait here for a process that failed.
     pub(crate) fn record_failure(&self, worker: &Worker, cause: &str) {
-        self.0.record_failure(&PeerFailure { rank: rank_of(worker), pid: worker.pid, cause: cause.to_owned() });
+        self.0.record_failure(&PeerFailure {
+            rank: rank_of(worker),
+            pid: worker.pid,
+            cause: cause.to_owned(),
+        });
     }
 
     /// Notes that a process left in peace.
@@ -114,8 +130,13 @@ pub(crate) fn follows_from_a_peer(error: &(dyn std::error::Error + 'static)) -> 
     if error.is::<PeerFailure>() {
         return true;
     }
-    let kind = error.downcast_ref::<shm_core::Error>().map(shm_core::Error::kind);
-    matches!(kind, Some(shm_core::ErrorKind::PeerFailed | shm_core::ErrorKind::Closed))
+    let kind = error
+        .downcast_ref::<shm_core::Error>()
+        .map(shm_core::Error::kind);
+    matches!(
+        kind,
+        Some(shm_core::ErrorKind::PeerFailed | shm_core::ErrorKind::Closed)
+    )
 }
 
 /// A value that was encoded and has left this process's hands.
@@ -124,7 +145,9 @@ pub(crate) struct Parcel(Outgoing);
 
 impl Parcel {
     pub(crate) fn pack<A: Serialize>(value: A) -> Result<Parcel, BoxError> {
-        message::encode(&Arena::current()?, value).map(Parcel).map_err(reason)
+        message::encode(&Arena::current()?, value)
+            .map(Parcel)
+            .map_err(reason)
     }
 
     /// A copy with references of its own; an error if it holds something that only one process may have.

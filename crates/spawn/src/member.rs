@@ -52,7 +52,11 @@ pub(crate) struct Failure {
 
 impl Failure {
     fn at(at: u64, kind: ErrorKind) -> Failure {
-        Failure { at, follows: false, kind }
+        Failure {
+            at,
+            follows: false,
+            kind,
+        }
     }
 
     /// What comes first is the reason for what comes after.
@@ -96,7 +100,11 @@ impl Member {
         deadline: Option<Instant>,
     ) -> Member {
         Member {
-            worker: Worker { rank, pid: launched.pid, name },
+            worker: Worker {
+                rank,
+                pid: launched.pid,
+                name,
+            },
             pidfd: launched.pidfd,
             control: Some(launched.control),
             arguments: Some(arguments),
@@ -122,7 +130,10 @@ impl Member {
 
     /// When its function began to panic, if it did and nothing was heard of it since.
     pub(crate) fn panicking_since(&self) -> Option<u64> {
-        self.panicking.as_ref().filter(|panic| panic.in_function && self.is_running()).map(|panic| panic.at)
+        self.panicking
+            .as_ref()
+            .filter(|panic| panic.in_function && self.is_running())
+            .map(|panic| panic.at)
     }
 
     pub(crate) fn has_returned(&self) -> bool {
@@ -130,7 +141,11 @@ impl Member {
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        if self.has_ended() { None } else { self.deadline }
+        if self.has_ended() {
+            None
+        } else {
+            self.deadline
+        }
     }
 
     /// Looks at the process and hears all it said. Gives the failures that this brought to light.
@@ -181,8 +196,18 @@ impl Member {
                 self.arena = Some(link::Member { row, epoch });
                 return None;
             }
-            Frame::Panicking { at, in_function, message, location } => {
-                self.panicking = Some(Panicking { at, in_function, message, location });
+            Frame::Panicking {
+                at,
+                in_function,
+                message,
+                location,
+            } => {
+                self.panicking = Some(Panicking {
+                    at,
+                    in_function,
+                    message,
+                    location,
+                });
                 return None;
             }
             Frame::Returned => {
@@ -191,13 +216,37 @@ impl Member {
                 return None;
             }
             Frame::Refused { reason } => Failure::at(0, ErrorKind::NeverStarted { worker, reason }),
-            Frame::Raised { at, follows, chain, backtrace } => {
-                Failure { at, follows, kind: ErrorKind::ProcessRaised { worker, chain, backtrace } }
+            Frame::Raised {
+                at,
+                follows,
+                chain,
+                backtrace,
+            } => Failure {
+                at,
+                follows,
+                kind: ErrorKind::ProcessRaised {
+                    worker,
+                    chain,
+                    backtrace,
+                },
+            },
+            Frame::Panicked {
+                at,
+                message,
+                location,
+                backtrace,
+            } => Failure::at(
+                at,
+                ErrorKind::ProcessPanicked {
+                    worker,
+                    message,
+                    location,
+                    backtrace,
+                },
+            ),
+            Frame::ResultLost { at, reason } => {
+                Failure::at(at, ErrorKind::ResultLost { worker, reason })
             }
-            Frame::Panicked { at, message, location, backtrace } => {
-                Failure::at(at, ErrorKind::ProcessPanicked { worker, message, location, backtrace })
-            }
-            Frame::ResultLost { at, reason } => Failure::at(at, ErrorKind::ResultLost { worker, reason }),
         };
         self.word = Word::Failed;
         self.leave();
@@ -232,7 +281,9 @@ impl Member {
         if !self.arrived {
             return ErrorKind::NeverStarted {
                 worker,
-                reason: format!("it {exit} before it reached `init`: make `init()` the first line of `main`"),
+                reason: format!(
+                    "it {exit} before it reached `init`: make `init()` the first line of `main`"
+                ),
             };
         }
         let record = self.arena.map(link::record_of).unwrap_or_default();
@@ -247,17 +298,30 @@ impl Member {
                 && monotonic_nanos().saturating_sub(panic.at) < ABORTING
             {
                 let (message, location) = (panic.message.clone(), panic.location.clone());
-                return ErrorKind::ProcessPanicked { worker, message, location, backtrace: None };
+                return ErrorKind::ProcessPanicked {
+                    worker,
+                    message,
+                    location,
+                    backtrace: None,
+                };
             }
             if let Some(message) = record.panic {
-                return ErrorKind::ProcessPanicked { worker, message, location: None, backtrace: None };
+                return ErrorKind::ProcessPanicked {
+                    worker,
+                    message,
+                    location: None,
+                    backtrace: None,
+                };
             }
         }
         if signal == Signal::INT.as_raw() {
-            return ErrorKind::Interrupted { worker: Some(worker) };
+            return ErrorKind::Interrupted {
+                worker: Some(worker),
+            };
         }
-        let likely_out_of_memory =
-            (signal == Signal::KILL.as_raw()).then(|| OomKills::read().grown_since(oom_before)).flatten();
+        let likely_out_of_memory = (signal == Signal::KILL.as_raw())
+            .then(|| OomKills::read().grown_since(oom_before))
+            .flatten();
         ErrorKind::ProcessExited {
             worker,
             exit,
@@ -312,7 +376,9 @@ impl Member {
             self.signalled = true;
             match pidfd_send_signal(pidfd, signal) {
                 Ok(()) | Err(Errno::SRCH) => {}
-                Err(errno) => tracing::warn!(worker = %self.worker, %errno, "could not be signalled"),
+                Err(errno) => {
+                    tracing::warn!(worker = %self.worker, %errno, "could not be signalled")
+                }
             }
         }
     }

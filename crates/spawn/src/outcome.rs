@@ -93,7 +93,11 @@ pub(crate) fn tell(error: &(dyn StdError + 'static)) -> Told {
         .split_once("Stack backtrace:\n")
         .map(|(_, frames)| clip(frames.trim_end().to_owned()))
         .filter(|frames| !frames.is_empty());
-    Told { chain, backtrace, follows }
+    Told {
+        chain,
+        backtrace,
+        follows,
+    }
 }
 
 #[cfg(test)]
@@ -122,7 +126,10 @@ mod tests {
 
     #[test]
     fn a_source_that_the_text_already_repeats_is_told_once() {
-        let error = Layer("no weights: no file", Some(Box::new(Layer("no file", None))));
+        let error = Layer(
+            "no weights: no file",
+            Some(Box::new(Layer("no file", None))),
+        );
         assert_eq!(tell(&error).chain, ["no weights: no file"]);
     }
 

@@ -34,7 +34,10 @@ thread_local! {
 }
 
 /// What the language says when a panic may not go on and the process ends: the panic before it is the reason.
-const NO_WAY_OUT: [&str; 2] = ["panic in a function that cannot unwind", "panic in a destructor during cleanup"];
+const NO_WAY_OUT: [&str; 2] = [
+    "panic in a function that cannot unwind",
+    "panic in a destructor during cleanup",
+];
 
 /// How many panics are told to the parent as they happen. A function that catches panics all the time must not keep
 /// the parent busy with them.
@@ -62,7 +65,10 @@ fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
     let mut location = info.location().map(ToString::to_string);
     if NO_WAY_OUT.contains(&message.as_str())
         && let Ok(Some(Some((first, place)))) = LAST.try_with(|last| {
-            last.try_borrow().ok().map(|last| last.as_ref().map(|last| (last.message.clone(), last.location.clone())))
+            last.try_borrow().ok().map(|last| {
+                last.as_ref()
+                    .map(|last| (last.message.clone(), last.location.clone()))
+            })
         })
     {
         message = format!("{first} ({message})");
@@ -74,27 +80,40 @@ fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
     });
     if TOLD.fetch_add(1, Ordering::Relaxed) < WORDS {
         let in_function = IN_FUNCTION.try_with(Cell::get).unwrap_or(false);
-        let word = Frame::Panicking { at, in_function, message: message.clone(), location: location.clone() };
+        let word = Frame::Panicking {
+            at,
+            in_function,
+            message: message.clone(),
+            location: location.clone(),
+        };
         // If it cannot be told now, the report after unwinding tells it.
         let _ = control::tell(control, &word);
     }
     // As everywhere, RUST_BACKTRACE decides whether one is taken.
     let backtrace = Backtrace::capture();
-    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| clip(backtrace.to_string()));
-    let noted = Noted { at, message, location, backtrace };
+    let backtrace =
+        (backtrace.status() == BacktraceStatus::Captured).then(|| clip(backtrace.to_string()));
+    let noted = Noted {
+        at,
+        message,
+        location,
+        backtrace,
+    };
     // A panic inside a destructor of thread-locals has no place to be noted any more; the recorder has it.
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some(noted)));
 }
 
 /// The panic whose payload was caught in this thread.
 pub(crate) fn caught(payload: Box<dyn Any + Send>) -> Noted {
-    let noted = LAST.with(|last| last.borrow_mut().take()).unwrap_or_else(|| Noted {
-        // The program replaced our hook with its own: the payload still has the message.
-        at: monotonic_nanos(),
-        message: clip(message_of(payload.as_ref())),
-        location: None,
-        backtrace: None,
-    });
+    let noted = LAST
+        .with(|last| last.borrow_mut().take())
+        .unwrap_or_else(|| Noted {
+            // The program replaced our hook with its own: the payload still has the message.
+            at: monotonic_nanos(),
+            message: clip(message_of(payload.as_ref())),
+            location: None,
+            backtrace: None,
+        });
     // A payload may panic when it is dropped; there is nobody left to catch that.
     std::mem::forget(payload);
     noted

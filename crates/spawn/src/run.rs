@@ -33,7 +33,10 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { grace: Duration::from_secs(3), hello_deadline: Duration::from_secs(10) }
+        Options {
+            grace: Duration::from_secs(3),
+            hello_deadline: Duration::from_secs(10),
+        }
     }
 }
 
@@ -63,7 +66,13 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(story: Arc<Story>, members: Vec<Member>, shared: Vec<Shared>, options: Options, oom_before: Arc<OomKills>) -> Run {
+    pub(crate) fn new(
+        story: Arc<Story>,
+        members: Vec<Member>,
+        shared: Vec<Shared>,
+        options: Options,
+        oom_before: Arc<OomKills>,
+    ) -> Run {
         Run {
             story,
             members,
@@ -115,9 +124,18 @@ impl Run {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let settled = self.pending_since.map(|since| since + self.settling_time());
         let stop = self.stop.as_ref().filter(|_| !self.told).map(|stop| {
-            if stop.killed { stop.kill_at + UNKILLABLE } else { stop.kill_at }
+            if stop.killed {
+                stop.kill_at + UNKILLABLE
+            } else {
+                stop.kill_at
+            }
         });
-        self.members.iter().filter_map(Member::deadline).chain(stop).chain(settled).min()
+        self.members
+            .iter()
+            .filter_map(Member::deadline)
+            .chain(stop)
+            .chain(settled)
+            .min()
     }
 
     /// Stops all processes because the program asked for it.
@@ -181,11 +199,22 @@ impl Run {
 
     /// How long what is pending waits for an earlier failure to be told.
     fn settling_time(&self) -> Duration {
-        let (follows, earliest) = self.pending.iter().map(Failure::order).min().unwrap_or_default();
+        let (follows, earliest) = self
+            .pending
+            .iter()
+            .map(Failure::order)
+            .min()
+            .unwrap_or_default();
         // The end of a process without a word counts as the earliest of all.
         if earliest == 0 || !self.members.iter().any(Member::is_running) {
             Duration::ZERO
-        } else if follows || self.members.iter().filter_map(Member::panicking_since).any(|at| at < earliest) {
+        } else if follows
+            || self
+                .members
+                .iter()
+                .filter_map(Member::panicking_since)
+                .any(|at| at < earliest)
+        {
             EXPECTING
         } else {
             SETTLING
@@ -212,11 +241,16 @@ impl Run {
 
     fn stop(&mut self, grace: Duration) {
         let now = Instant::now();
-        let kill_at = now.checked_add(grace).unwrap_or(now + Duration::from_secs(365 * 86_400));
+        let kill_at = now
+            .checked_add(grace)
+            .unwrap_or(now + Duration::from_secs(365 * 86_400));
         match &mut self.stop {
             Some(stop) => stop.kill_at = stop.kill_at.min(kill_at),
             None => {
-                self.stop = Some(Stop { kill_at, killed: false });
+                self.stop = Some(Stop {
+                    kill_at,
+                    killed: false,
+                });
                 if !grace.is_zero() {
                     for member in &mut self.members {
                         member.terminate();

@@ -33,7 +33,11 @@ struct State {
 
 impl Story {
     pub(crate) fn new(id: u32) -> Story {
-        Story { id, state: Mutex::default(), changed: Condvar::new() }
+        Story {
+            id,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
     }
 
     /// All processes have been started.

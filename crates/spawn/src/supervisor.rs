@@ -56,13 +56,24 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Starts the processes and watches them from then on. Returns when all have been started, or none.
 pub(crate) fn start(plans: Vec<Plan>, shared: Vec<Shared>, options: Options) -> Result<Arc<Story>> {
     // The bell has the only token that no context can have, see `token`.
-    let story = Arc::new(Story::new(NEXT.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1)));
+    let story = Arc::new(Story::new(
+        NEXT.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1),
+    ));
     let (reply, answer) = sync_channel(1);
     let desk = desk()?;
-    desk.order(Order::Start(Start { plans, shared, options, story: Arc::clone(&story), reply }));
+    desk.order(Order::Start(Start {
+        plans,
+        shared,
+        options,
+        story: Arc::clone(&story),
+        reply,
+    }));
     match answer.recv() {
         Ok(started) => started.map(|()| story),
-        Err(_) => Err(Error::new(ErrorKind::Launch, "the thread that starts processes has ended unexpectedly")),
+        Err(_) => Err(Error::new(
+            ErrorKind::Launch,
+            "the thread that starts processes has ended unexpectedly",
+        )),
     }
 }
 
@@ -76,19 +87,43 @@ pub(crate) fn stop(story: &Story, kill: bool) {
 fn desk() -> Result<Arc<Desk>> {
     let mut current = DESK.lock();
     let pid = std::process::id();
-    if let Some(desk) = current.as_ref().filter(|desk| desk.pid == pid && desk.open.load(Ordering::Acquire)) {
+    if let Some(desk) = current
+        .as_ref()
+        .filter(|desk| desk.pid == pid && desk.open.load(Ordering::Acquire))
+    {
         return Ok(Arc::clone(desk));
     }
     let failed = |what: &str, source: std::io::Error| {
-        Error::caused(ErrorKind::Launch, format!("the thread that starts processes needs {what}"), source)
+        Error::caused(
+            ErrorKind::Launch,
+            format!("the thread that starts processes needs {what}"),
+            source,
+        )
     };
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| failed("an event descriptor", errno.into()))?;
-    let desk = Arc::new(Desk { pid, orders: Mutex::default(), bell, open: AtomicBool::new(true) });
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| failed("an epoll", errno.into()))?;
-    epoll::add(&epoll, &desk.bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)
+    let desk = Arc::new(Desk {
+        pid,
+        orders: Mutex::default(),
+        bell,
+        open: AtomicBool::new(true),
+    });
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
         .map_err(|errno| failed("an epoll", errno.into()))?;
-    let supervisor = Supervisor { desk: Arc::clone(&desk), epoll, runs: HashMap::new(), buffer: Vec::new(), counted: None };
+    epoll::add(
+        &epoll,
+        &desk.bell,
+        epoll::EventData::new_u64(BELL),
+        epoll::EventFlags::IN,
+    )
+    .map_err(|errno| failed("an epoll", errno.into()))?;
+    let supervisor = Supervisor {
+        desk: Arc::clone(&desk),
+        epoll,
+        runs: HashMap::new(),
+        buffer: Vec::new(),
+        counted: None,
+    };
     thread::Builder::new()
         .name("supervisor".to_owned())
         .spawn(move || supervisor.serve())
@@ -133,9 +168,18 @@ impl Supervisor {
     fn serve(mut self) {
         let mut events = Vec::with_capacity(64);
         loop {
-            let timeout = self.runs.values().filter_map(Run::next_deadline).min().map(until);
+            let timeout = self
+                .runs
+                .values()
+                .filter_map(Run::next_deadline)
+                .min()
+                .map(until);
             events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                timeout.as_ref(),
+            ) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
                     tracing::error!(%errno, "the supervisor cannot wait for its processes any more");
@@ -154,7 +198,10 @@ impl Supervisor {
             if token == BELL {
                 rung = true;
             } else {
-                touched.entry((token >> 32) as u32).or_default().insert((token & u64::from(u32::MAX)) as usize);
+                touched
+                    .entry((token >> 32) as u32)
+                    .or_default()
+                    .insert((token & u64::from(u32::MAX)) as usize);
             }
         }
         for (id, ranks) in touched {
@@ -163,7 +210,11 @@ impl Supervisor {
             }
         }
         let now = Instant::now();
-        for run in self.runs.values_mut().filter(|run| run.next_deadline().is_some_and(|at| at <= now)) {
+        for run in self
+            .runs
+            .values_mut()
+            .filter(|run| run.next_deadline().is_some_and(|at| at <= now))
+        {
             run.tick(now, &mut self.buffer);
         }
         if rung {
@@ -189,7 +240,13 @@ impl Supervisor {
     }
 
     fn start(&mut self, start: Start) {
-        let Start { plans, shared, options, story, reply } = start;
+        let Start {
+            plans,
+            shared,
+            options,
+            story,
+            reply,
+        } = start;
         let mut launched = Vec::with_capacity(plans.len());
         for plan in &plans {
             match launch(plan) {
@@ -270,5 +327,8 @@ fn undo(child: Launched) {
 fn until(deadline: Instant) -> Timespec {
     // Rounded up by the smallest step, so that the deadline has passed when the wait ends.
     let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_nanos(1);
-    Timespec { tv_sec: left.as_secs().min(i32::MAX as u64) as i64, tv_nsec: left.subsec_nanos().into() }
+    Timespec {
+        tv_sec: left.as_secs().min(i32::MAX as u64) as i64,
+        tv_nsec: left.subsec_nanos().into(),
+    }
 }

@@ -46,7 +46,11 @@ where
     let name = std::any::type_name::<F>();
     let trampoline: Trampoline = trampoline::<F, A, R>;
     match image.offset_of(trampoline as usize) {
-        Some(offset) => Ok(Target { offset, signature: Signature::of::<F, A, R>(), name }),
+        Some(offset) => Ok(Target {
+            offset,
+            signature: Signature::of::<F, A, R>(),
+            name,
+        }),
         None => Err(format!(
             "the code for `{name}` lies outside the executable (in a shared library?), where a re-executed child \
              cannot find it by its place"
@@ -64,7 +68,10 @@ pub(crate) fn resolve(image: &Image, hello: &Hello) -> Result<Trampoline, String
         ));
     }
     let Some(address) = image.address_of(hello.offset) else {
-        return Err(format!("offset {:#x} leads to no code of this executable", hello.offset));
+        return Err(format!(
+            "offset {:#x} leads to no code of this executable",
+            hello.offset
+        ));
     };
     let pointer = std::ptr::with_exposed_provenance::<()>(address);
     // SAFETY: the address is that of a `Trampoline` of this image. The parent took it from one (`target` is the only
@@ -143,7 +150,10 @@ mod tests {
     fn an_offset_leads_back_to_its_trampoline() {
         let target = target_of(twice);
         let found = resolve(image().unwrap(), &hello(target)).unwrap();
-        assert_eq!(image().unwrap().offset_of(found as usize), Some(target.offset));
+        assert_eq!(
+            image().unwrap().offset_of(found as usize),
+            Some(target.offset)
+        );
     }
 
     #[test]
@@ -151,6 +161,10 @@ mod tests {
         let target = target_of(twice);
         let mut other = hello(target);
         other.offset = other.offset.wrapping_add(1 << 40);
-        assert!(resolve(image().unwrap(), &other).unwrap_err().contains("no code"));
+        assert!(
+            resolve(image().unwrap(), &other)
+                .unwrap_err()
+                .contains("no code")
+        );
     }
 }

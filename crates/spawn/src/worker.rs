@@ -33,7 +33,9 @@ pub(crate) struct Call<'a> {
 impl Call<'_> {
     /// Tells the parent why the function is not run, and gives the exit code for that.
     pub(crate) fn refuse(&self, reason: String) -> i32 {
-        self.say(&Frame::Refused { reason: clip(reason) });
+        self.say(&Frame::Refused {
+            reason: clip(reason),
+        });
         REFUSED
     }
 
@@ -55,23 +57,43 @@ where
     let arguments = match catch_unwind(AssertUnwindSafe(|| arguments::<A>(call.hello))) {
         Ok(Ok(arguments)) => arguments,
         Ok(Err(reason)) => return call.refuse(reason),
-        Err(payload) => return call.refuse(format!("reading its arguments panicked: {}", panic::caught(payload).message)),
+        Err(payload) => {
+            return call.refuse(format!(
+                "reading its arguments panicked: {}",
+                panic::caught(payload).message
+            ));
+        }
     };
     let rank = call.hello.rank as usize;
     // What the caught code touched is not looked at again: the process ends.
-    let (frame, code) = match catch_unwind(AssertUnwindSafe(|| finish(call.hello, f(rank, arguments)))) {
-        Ok(ended) => ended,
-        Err(payload) => {
-            let panic::Noted { at, message, location, backtrace } = panic::caught(payload);
-            (Frame::Panicked { at, message, location, backtrace }, PANICKED)
-        }
-    };
+    let (frame, code) =
+        match catch_unwind(AssertUnwindSafe(|| finish(call.hello, f(rank, arguments)))) {
+            Ok(ended) => ended,
+            Err(payload) => {
+                let panic::Noted {
+                    at,
+                    message,
+                    location,
+                    backtrace,
+                } = panic::caught(payload);
+                (
+                    Frame::Panicked {
+                        at,
+                        message,
+                        location,
+                        backtrace,
+                    },
+                    PANICKED,
+                )
+            }
+        };
     call.say(&frame);
     code
 }
 
 fn arguments<A: DeserializeOwned>(hello: &Hello) -> Result<A, String> {
-    let mailbox = Mailbox::open(hello.arguments).map_err(|error| format!("its arguments were not found: {error}"))?;
+    let mailbox = Mailbox::open(hello.arguments)
+        .map_err(|error| format!("its arguments were not found: {error}"))?;
     match mailbox.take() {
         Ok(Some(arguments)) => Ok(arguments),
         Ok(None) => Err("its arguments were not in their letterbox".to_owned()),
@@ -88,11 +110,25 @@ fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
     match outcome.into_result() {
         Ok(value) => match Mailbox::open(hello.outcome).and_then(|mailbox| mailbox.put(value)) {
             Ok(()) => (Frame::Returned, SUCCESS),
-            Err(error) => (Frame::ResultLost { at, reason: clip(error.to_string()) }, RAISED),
+            Err(error) => (
+                Frame::ResultLost {
+                    at,
+                    reason: clip(error.to_string()),
+                },
+                RAISED,
+            ),
         },
         Err(error) => {
             let told = tell(error.as_ref());
-            (Frame::Raised { at, follows: told.follows, chain: told.chain, backtrace: told.backtrace }, RAISED)
+            (
+                Frame::Raised {
+                    at,
+                    follows: told.follows,
+                    chain: told.chain,
+                    backtrace: told.backtrace,
+                },
+                RAISED,
+            )
         }
     }
 }

@@ -1,1 +1,3 @@
 //! tensormp.
+
+#![forbid(unsafe_code)]

@@ -7,6 +7,7 @@ use crate::arena::Arena;
 use crate::cells::Owner;
 use crate::clock::now_ns;
 use crate::layout::{LINE, row};
+use crate::object::Object;
 
 /// Writes this process's own flight recorder.
 #[derive(Debug)]
@@ -40,13 +41,22 @@ impl Recorder<'_> {
         }
     }
 
-    /// Notes that the process is about to park on the object at `offset`; 0 says that it no longer waits.
-    pub(crate) fn set_waiting(&self, offset: u64) {
+    /// Notes that the process is about to park on `object`.
+    pub fn waiting_for(&self, object: &Object) {
         if let Some(row) = self.row() {
-            row.word(row::WAITING_SINCE)
-                .store(now_ns(), Ordering::Relaxed);
+            if row.word(row::WAITING_FOR).load(Ordering::Relaxed) == 0 {
+                row.word(row::WAITING_SINCE)
+                    .store(now_ns(), Ordering::Relaxed);
+            }
             row.word(row::WAITING_FOR)
-                .store(offset / LINE, Ordering::Relaxed);
+                .store(object.base() / LINE, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that the process waits no longer.
+    pub fn done_waiting(&self) {
+        if let Some(row) = self.row() {
+            row.word(row::WAITING_FOR).store(0, Ordering::Relaxed);
         }
     }
 }

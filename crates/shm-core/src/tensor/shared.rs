@@ -371,7 +371,7 @@ mod tests {
         let repeated = row.expand([4, 3]).unwrap();
         drop(row);
         let repeated = repeated.try_thaw().unwrap_err();
-        assert!(repeated.placed().storage().is_locally_unique());
+        assert!(repeated.placed().storage().held().is_locally_unique());
         assert!(repeated.narrow(0, 0, 1).is_ok());
     }
 

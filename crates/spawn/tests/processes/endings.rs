@@ -53,9 +53,15 @@ fn arguments_and_results_of_any_shape_and_size_arrive() {
     fn echo(_rank: usize, shape: Shape) -> Result<Shape, String> {
         Ok(shape)
     }
-    let map = BTreeMap::from([("ä".to_owned(), vec![None, Some(0.5)]), (String::new(), vec![])]);
+    let map = BTreeMap::from([
+        ("ä".to_owned(), vec![None, Some(0.5)]),
+        (String::new(), vec![]),
+    ]);
     let sent: Shape = (map, (0..3_000_000).map(|i| i as u8).collect());
-    let results = spawn(echo, sent.clone(), 1).unwrap().into_results().unwrap();
+    let results = spawn(echo, sent.clone(), 1)
+        .unwrap()
+        .into_results()
+        .unwrap();
     assert!(results == [sent]);
 }
 
@@ -70,8 +76,20 @@ fn generic_instances_and_closures_are_told_apart() {
     }
     assert_eq!(spawn(add::<5>, 1, 1).unwrap().join().unwrap(), [6]);
     assert_eq!(spawn(add::<6>, 1, 1).unwrap().join().unwrap(), [7]);
-    assert_eq!(spawn(|_, x: u32| Ok::<_, String>(x * 2), 4, 1).unwrap().join().unwrap(), [8]);
-    assert_eq!(spawn(|_, x: u32| Ok::<_, String>(x * 3), 4, 1).unwrap().join().unwrap(), [12]);
+    assert_eq!(
+        spawn(|_, x: u32| Ok::<_, String>(x * 2), 4, 1)
+            .unwrap()
+            .join()
+            .unwrap(),
+        [8]
+    );
+    assert_eq!(
+        spawn(|_, x: u32| Ok::<_, String>(x * 3), 4, 1)
+            .unwrap()
+            .join()
+            .unwrap(),
+        [12]
+    );
 }
 
 #[derive(Debug)]
@@ -92,14 +110,22 @@ fn an_error_comes_home_with_its_chain() {
         std::fs::read(path).map(drop).map_err(Outer)
     }
     let error = failure(spawn(fails, "/nowhere/at/all".into(), 1));
-    let ErrorKind::ProcessRaised { worker, chain, .. } = error.kind() else { panic!("{error:?}") };
+    let ErrorKind::ProcessRaised { worker, chain, .. } = error.kind() else {
+        panic!("{error:?}")
+    };
     assert_eq!((worker.rank, worker.name.as_str()), (0, "fails"));
     assert_eq!(chain.len(), 2, "{chain:?}");
     assert_eq!(chain[0], "the weights are missing");
-    assert!(chain[1].starts_with("No such file or directory"), "{chain:?}");
+    assert!(
+        chain[1].starts_with("No such file or directory"),
+        "{chain:?}"
+    );
     assert_eq!(
         error.to_string(),
-        format!("process 0 (\"fails\", pid {}) returned an error: {}: {}", worker.pid, chain[0], chain[1])
+        format!(
+            "process 0 (\"fails\", pid {}) returned an error: {}: {}",
+            worker.pid, chain[0], chain[1]
+        )
     );
 }
 
@@ -108,7 +134,10 @@ fn a_huge_error_comes_home_clipped() {
         Err("no ".repeat(1 << 20))
     }
     let error = failure(spawn(fails, (), 1)).to_string();
-    assert!(error.contains("no no no") && error.contains("more bytes"), "{error:.200}");
+    assert!(
+        error.contains("no no no") && error.contains("more bytes"),
+        "{error:.200}"
+    );
 }
 
 fn a_panic_comes_home_with_message_and_location() {
@@ -117,11 +146,22 @@ fn a_panic_comes_home_with_message_and_location() {
     }
     let line = line!() - 2;
     let error = failure(spawn(panics, 7, 1));
-    let ErrorKind::ProcessPanicked { message, location: Some(location), .. } = error.kind() else {
+    let ErrorKind::ProcessPanicked {
+        message,
+        location: Some(location),
+        ..
+    } = error.kind()
+    else {
         panic!("{error:?}")
     };
-    assert_eq!(message, "index out of bounds: the len is 3 but the index is 7");
-    assert!(location.starts_with(&format!("{}:{line}:", file!())), "{location}");
+    assert_eq!(
+        message,
+        "index out of bounds: the len is 3 but the index is 7"
+    );
+    assert!(
+        location.starts_with(&format!("{}:{line}:", file!())),
+        "{location}"
+    );
 }
 
 fn a_panic_with_a_value_says_so() {
@@ -137,8 +177,22 @@ fn an_exit_code_is_told() {
         std::process::exit(code);
     }
     let error = failure(spawn(exits, 3, 1));
-    assert!(matches!(error.kind(), ErrorKind::ProcessExited { exit: Exit::Code(3), .. }), "{error:?}");
-    assert!(error.to_string().contains("exited with code 3 before its function returned"), "{error}");
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::ProcessExited {
+                exit: Exit::Code(3),
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("exited with code 3 before its function returned"),
+        "{error}"
+    );
 }
 
 fn exit_0_before_returning_is_not_success() {
@@ -146,16 +200,38 @@ fn exit_0_before_returning_is_not_success() {
         std::process::exit(0);
     }
     let error = failure(spawn(exits, (), 1));
-    assert!(matches!(error.kind(), ErrorKind::ProcessExited { exit: Exit::Code(0), .. }), "{error:?}");
-    assert!(error.to_string().contains("so there is no result"), "{error}");
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::ProcessExited {
+                exit: Exit::Code(0),
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(
+        error.to_string().contains("so there is no result"),
+        "{error}"
+    );
 }
 
 fn a_killing_signal_is_named() {
     fn dies(_rank: usize, _: ()) {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
     let error = failure(spawn(dies, (), 1));
-    let ErrorKind::ProcessExited { exit: Exit::Signal { number: 9, name, core: false }, .. } = error.kind() else {
+    let ErrorKind::ProcessExited {
+        exit:
+            Exit::Signal {
+                number: 9,
+                name,
+                core: false,
+            },
+        ..
+    } = error.kind()
+    else {
         panic!("{error:?}")
     };
     assert_eq!(name, "SIGKILL");
@@ -166,7 +242,10 @@ fn an_abort_is_named() {
         std::process::abort();
     }
     let error = failure(spawn(aborts, (), 1));
-    assert!(error.to_string().contains("was killed by SIGABRT"), "{error}");
+    assert!(
+        error.to_string().contains("was killed by SIGABRT"),
+        "{error}"
+    );
 }
 
 fn a_panic_that_aborts_still_has_its_message() {
@@ -178,7 +257,12 @@ fn a_panic_that_aborts_still_has_its_message() {
         no_way_out();
     }
     let error = failure(spawn(aborts, (), 1));
-    let ErrorKind::ProcessPanicked { message, location: Some(location), .. } = error.kind() else {
+    let ErrorKind::ProcessPanicked {
+        message,
+        location: Some(location),
+        ..
+    } = error.kind()
+    else {
         panic!("{error:?}")
     };
     assert!(message.starts_with("the last words"), "{message}");
@@ -198,7 +282,10 @@ fn a_result_that_cannot_be_encoded_is_told() {
         Ok(Unsendable)
     }
     let error = failure(spawn(returns, (), 1));
-    assert!(matches!(error.kind(), ErrorKind::ResultLost { .. }), "{error:?}");
+    assert!(
+        matches!(error.kind(), ErrorKind::ResultLost { .. }),
+        "{error:?}"
+    );
     // And arguments that cannot be encoded are the caller's error, at once.
     let error = spawn(|_, _: Unsendable| (), Unsendable, 1).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Arguments), "{error:?}");
@@ -215,8 +302,14 @@ impl<'de> Deserialize<'de> for OneWay {
 fn arguments_that_cannot_be_decoded_are_told() {
     fn takes(_rank: usize, _: OneWay) {}
     let error = failure(spawn(takes, OneWay, 1));
-    assert!(matches!(error.kind(), ErrorKind::NeverStarted { .. }), "{error:?}");
-    assert!(error.to_string().contains("OneWay` could not be read"), "{error}");
+    assert!(
+        matches!(error.kind(), ErrorKind::NeverStarted { .. }),
+        "{error:?}"
+    );
+    assert!(
+        error.to_string().contains("OneWay` could not be read"),
+        "{error}"
+    );
 }
 
 #[derive(Debug, Deserialize)]
@@ -266,5 +359,8 @@ fn joining_again_tells_the_same_story() {
     let again = context.join().unwrap_err();
     assert_eq!(first.to_string(), again.to_string());
     assert!(format!("{context:?}").contains("failed"), "{context:?}");
-    assert_eq!(context.into_results().unwrap_err().to_string(), first.to_string());
+    assert_eq!(
+        context.into_results().unwrap_err().to_string(),
+        first.to_string()
+    );
 }

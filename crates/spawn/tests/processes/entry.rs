@@ -53,27 +53,62 @@ pub(crate) fn without_init() -> Option<ExitCode> {
 fn nothing(_rank: usize, _: ()) {}
 
 fn a_program_that_forgets_init_is_told_at_once() {
-    let output = std::process::Command::new(std::env::current_exe().unwrap()).arg("without-init").output().unwrap();
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .arg("without-init")
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("make `init()` the first line of `main`"), "{text}");
+    assert!(
+        text.contains("make `init()` the first line of `main`"),
+        "{text}"
+    );
 }
 
 fn a_worker_that_never_reaches_init_is_told_after_the_deadline() {
-    let mut context =
-        spawn::builder().name("lost").hello_deadline(Duration::from_millis(200)).spawn(nothing, (), 1).unwrap();
+    let mut context = spawn::builder()
+        .name("lost")
+        .hello_deadline(Duration::from_millis(200))
+        .spawn(nothing, (), 1)
+        .unwrap();
     let error = context.join().unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::NeverStarted { .. }), "{error:?}");
-    assert!(error.to_string().contains("did not reach `init` within 200ms"), "{error}");
+    assert!(
+        matches!(error.kind(), ErrorKind::NeverStarted { .. }),
+        "{error:?}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("did not reach `init` within 200ms"),
+        "{error}"
+    );
 }
 
 fn a_worker_that_ends_before_init_is_told_at_once() {
-    let error = spawn::builder().name("hasty").spawn(nothing, (), 1).unwrap().join().unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::NeverStarted { .. }), "{error:?}");
-    assert!(error.to_string().contains("it exited with code 9 before it reached `init`"), "{error}");
+    let error = spawn::builder()
+        .name("hasty")
+        .spawn(nothing, (), 1)
+        .unwrap()
+        .join()
+        .unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::NeverStarted { .. }),
+        "{error:?}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("it exited with code 9 before it reached `init`"),
+        "{error}"
+    );
 }
 
 fn a_worker_without_init_cannot_start_a_fork_bomb() {
-    let error = spawn::builder().name("bomb").spawn(nothing, (), 1).unwrap().join().unwrap_err();
+    let error = spawn::builder()
+        .name("bomb")
+        .spawn(nothing, (), 1)
+        .unwrap()
+        .join()
+        .unwrap_err();
     assert!(error.to_string().contains("exited with code 10"), "{error}");
 }
 
@@ -89,7 +124,10 @@ fn a_worker_may_spawn() {
     fn outer(rank: usize, x: u64) -> spawn::Result<u64> {
         Ok(spawn(inner, x * 10 + rank as u64, 2)?.join()?.iter().sum())
     }
-    assert_eq!(spawn(outer, 1, 2).unwrap().join().unwrap(), [10 + 11, 11 + 12]);
+    assert_eq!(
+        spawn(outer, 1, 2).unwrap().join().unwrap(),
+        [10 + 11, 11 + 12]
+    );
 }
 
 fn endless_nesting_ends_at_the_limit() {
@@ -105,12 +143,17 @@ fn endless_nesting_ends_at_the_limit() {
 
 fn a_worker_has_its_name_everywhere() {
     fn names(_rank: usize, _: ()) -> Result<(String, String, String), std::io::Error> {
-        let process = std::fs::read_to_string("/proc/self/comm")?.trim_end().to_owned();
+        let process = std::fs::read_to_string("/proc/self/comm")?
+            .trim_end()
+            .to_owned();
         let thread = std::thread::current().name().unwrap_or("").to_owned();
         let title = std::env::args().next().unwrap_or_default();
         Ok((process, thread, title))
     }
-    let mut context = spawn::builder().name("sizer\0\n").spawn(names, (), 2).unwrap();
+    let mut context = spawn::builder()
+        .name("sizer\0\n")
+        .spawn(names, (), 2)
+        .unwrap();
     let results = context.join().unwrap();
     for (index, (process, thread, title)) in results.iter().enumerate() {
         let name = format!("sizer.{index}");
@@ -145,25 +188,40 @@ fn the_parents_stdin_can_be_given_to_a_worker() {
     stdin.write_all(b"line 1\nline 2\n").unwrap();
     drop(stdin);
     let mut text = String::new();
-    program.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    program
+        .0
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
     assert_eq!(text, "got: line 1\\nline 2\\n\n");
     assert!(program.0.wait().unwrap().success());
 }
 
 /// The program for the test above.
 pub(crate) fn stdin_scene() {
-    let mut context = spawn::builder().stdin(Stdin::Inherit).spawn(read_stdin, (), 1).unwrap();
+    let mut context = spawn::builder()
+        .stdin(Stdin::Inherit)
+        .spawn(read_stdin, (), 1)
+        .unwrap();
     let text = context.join().unwrap()[0].replace('\n', "\\n");
     println!("got: {text}");
     // Two processes cannot both have it.
-    let error = spawn::builder().stdin(Stdin::Inherit).spawn(read_stdin, (), 2).unwrap_err();
+    let error = spawn::builder()
+        .stdin(Stdin::Inherit)
+        .spawn(read_stdin, (), 2)
+        .unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Usage), "{error:?}");
 }
 
 /// The program that a worker starts.
 pub(crate) fn hello_scene() {
     support::guarded("hello", || {
-        let results = spawn(|_, x: u32| Ok::<_, String>(x * 2), 21, 1).unwrap().into_results().unwrap();
+        let results = spawn(|_, x: u32| Ok::<_, String>(x * 2), 21, 1)
+            .unwrap()
+            .into_results()
+            .unwrap();
         println!("{results:?}");
     });
 }

@@ -33,7 +33,11 @@ fn ranks_and_results_follow_the_order_of_adding() {
     let spelt = |text: String| text.parse::<usize>().unwrap_or(0);
     assert_eq!(group.add_mapped("last", spell, 7, spelt).unwrap(), 4);
     let mut context = group.start().unwrap();
-    let names: Vec<String> = context.workers().into_iter().map(|worker| worker.name).collect();
+    let names: Vec<String> = context
+        .workers()
+        .into_iter()
+        .map(|worker| worker.name)
+        .collect();
     assert_eq!(names, ["first", "middle.0", "middle.1", "middle.2", "last"]);
     assert_eq!(context.join().unwrap(), [4, 142, 242, 342, 47]);
 }

@@ -24,9 +24,15 @@ fn main() -> ExitCode {
     if words.next().as_deref() == Some("scene") {
         return scenes::play(&words.next().unwrap_or_default());
     }
-    let tests: Vec<Trial> = [endings::tests(), entry::tests(), group::tests(), stopping::tests(), scenes::tests()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let tests: Vec<Trial> = [
+        endings::tests(),
+        entry::tests(),
+        group::tests(),
+        stopping::tests(),
+        scenes::tests(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }

@@ -7,7 +7,9 @@ use libtest_mimic::Trial;
 use spawn::{ErrorKind, Exit, spawn};
 
 use crate::entry;
-use crate::support::{self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, wait_for_end};
+use crate::support::{
+    self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, wait_for_end,
+};
 use crate::trials;
 
 pub(crate) fn tests() -> Vec<Trial> {
@@ -44,8 +46,13 @@ pub(crate) fn play(name: &str) -> ExitCode {
 fn program_with_workers(name: &str) -> (Reaped, Vec<std::os::fd::OwnedFd>) {
     let mut program = Reaped(scene(name).spawn().unwrap());
     let mut line = String::new();
-    BufReader::new(program.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let workers: Vec<_> = line.split_whitespace().map(|pid| pidfd(pid.parse().unwrap())).collect();
+    BufReader::new(program.0.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let workers: Vec<_> = line
+        .split_whitespace()
+        .map(|pid| pidfd(pid.parse().unwrap()))
+        .collect();
     assert!(!workers.is_empty());
     (program, workers)
 }
@@ -58,7 +65,15 @@ fn workers_die_with_a_parent_that_is_killed() {
 
 fn parent_scene() {
     let context = spawn(sleeps, (), 3).unwrap();
-    println!("{}", context.pids().iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
+    println!(
+        "{}",
+        context
+            .pids()
+            .iter()
+            .map(u32::to_string)
+            .collect::<Vec<_>>()
+            .join(" ")
+    );
     sleep_for_ever();
 }
 
@@ -86,7 +101,15 @@ fn workers_die_with_a_parent_that_returns() {
 
 fn leaving_scene() {
     let context = spawn(sleeps, (), 2).unwrap();
-    println!("{}", context.pids().iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
+    println!(
+        "{}",
+        context
+            .pids()
+            .iter()
+            .map(u32::to_string)
+            .collect::<Vec<_>>()
+            .join(" ")
+    );
     std::mem::forget(context);
 }
 
@@ -101,11 +124,29 @@ fn sigchld_scene() {
     }
     support::guarded("sigchld", || {
         ignore_signal(libc::SIGCHLD);
-        assert_eq!(spawn(|rank, ()| Ok::<_, String>(rank), (), 3).unwrap().join().unwrap(), [0, 1, 2]);
-        let error = spawn(|_, ()| Err::<(), _>("told"), (), 1).unwrap().join().unwrap_err();
+        assert_eq!(
+            spawn(|rank, ()| Ok::<_, String>(rank), (), 3)
+                .unwrap()
+                .join()
+                .unwrap(),
+            [0, 1, 2]
+        );
+        let error = spawn(|_, ()| Err::<(), _>("told"), (), 1)
+            .unwrap()
+            .join()
+            .unwrap_err();
         assert!(error.to_string().contains("told"), "{error}");
         let error = spawn(aborts, (), 1).unwrap().join().unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::ProcessExited { exit: Exit::Unknown, .. }), "{error:?}");
+        assert!(
+            matches!(
+                error.kind(),
+                ErrorKind::ProcessExited {
+                    exit: Exit::Unknown,
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         assert!(error.to_string().contains("ignores SIGCHLD"), "{error}");
         drop(spawn(sleeps, (), 2).unwrap());
         assert_eq!(zombies_and_children(), 0);
@@ -159,17 +200,28 @@ fn zombies_and_children() -> usize {
         .flatten()
         .filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok())
         // "pid (name) state parent …", and the name may contain anything.
-        .filter(|stat| stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)) == Some(&me))
+        .filter(|stat| {
+            stat.rsplit(')')
+                .next()
+                .and_then(|rest| rest.split_whitespace().nth(1))
+                == Some(&me)
+        })
         .count()
 }
 
 fn a_deleted_executable_still_spawns() {
     let copy = std::env::temp_dir().join(format!("spawn-test-deleted-{}", std::process::id()));
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
-    let output = std::process::Command::new(&copy).args(["scene", "deleted"]).output();
+    let output = std::process::Command::new(&copy)
+        .args(["scene", "deleted"])
+        .output();
     let _ = std::fs::remove_file(&copy);
     let output = output.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 fn deleted_scene() {
@@ -178,6 +230,12 @@ fn deleted_scene() {
         std::fs::remove_file(&path).unwrap();
         // Another program takes its place, as a rebuild would put it there.
         std::fs::write(&path, b"not an executable").unwrap();
-        assert_eq!(spawn(|_, x: u32| Ok::<_, String>(x + 1), 1, 2).unwrap().join().unwrap(), [2, 2]);
+        assert_eq!(
+            spawn(|_, x: u32| Ok::<_, String>(x + 1), 1, 2)
+                .unwrap()
+                .join()
+                .unwrap(),
+            [2, 2]
+        );
     });
 }

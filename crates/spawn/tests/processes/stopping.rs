@@ -8,7 +8,8 @@ use rustix::process::{Signal, pidfd_send_signal};
 use spawn::{ErrorKind, Exit, spawn};
 
 use crate::support::{
-    Gate, exists, ignore_signal, open_gate, pidfd, sleep_for_ever, sleeps, wait_at_gate, wait_for_end,
+    Gate, exists, ignore_signal, open_gate, pidfd, sleep_for_ever, sleeps, wait_at_gate,
+    wait_for_end,
 };
 use crate::trials;
 
@@ -57,7 +58,11 @@ fn a_worker_killed_from_outside_is_a_failure_that_stops_the_others() {
     pidfd_send_signal(pidfd(context.pids()[1]), Signal::KILL).unwrap();
     let error = context.join().unwrap_err();
     match error.kind() {
-        ErrorKind::ProcessExited { worker, exit: Exit::Signal { number: 9, .. }, .. } => assert_eq!(worker.rank, 1),
+        ErrorKind::ProcessExited {
+            worker,
+            exit: Exit::Signal { number: 9, .. },
+            ..
+        } => assert_eq!(worker.rank, 1),
         // The kill may have come before it reached `init`.
         ErrorKind::NeverStarted { worker, .. } => assert_eq!(worker.rank, 1),
         _ => panic!("{error:?}"),
@@ -77,8 +82,10 @@ fn one_that_ignores_sigterm_is_killed_after_the_grace() {
         sleep_for_ever();
     }
     let gate = Gate::new("stubborn");
-    let mut context =
-        spawn::builder().grace(Duration::from_millis(100)).spawn(stubborn, gate.path(), 2).unwrap();
+    let mut context = spawn::builder()
+        .grace(Duration::from_millis(100))
+        .spawn(stubborn, gate.path(), 2)
+        .unwrap();
     assert!(context.join().unwrap_err().to_string().contains("enough"));
     assert!(context.pids().into_iter().all(|pid| !exists(pid)));
 }
@@ -87,7 +94,10 @@ fn terminating_is_told_as_an_interruption() {
     let mut context = spawn(sleeps, (), 2).unwrap();
     context.terminate();
     let error = context.join().unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Interrupted { worker: None }), "{error:?}");
+    assert!(
+        matches!(error.kind(), ErrorKind::Interrupted { worker: None }),
+        "{error:?}"
+    );
     assert!(context.pids().into_iter().all(|pid| !exists(pid)));
 }
 
@@ -99,11 +109,17 @@ fn killing_needs_no_grace() {
     }
     let gate = Gate::new("kill");
     // Were there a grace, the watchdog would end this test.
-    let mut context = spawn::builder().grace(Duration::from_secs(3600)).spawn(stubborn, gate.path(), 1).unwrap();
+    let mut context = spawn::builder()
+        .grace(Duration::from_secs(3600))
+        .spawn(stubborn, gate.path(), 1)
+        .unwrap();
     wait_at_gate(&gate.path());
     context.terminate();
     context.kill();
-    assert!(matches!(context.join().unwrap_err().kind(), ErrorKind::Interrupted { worker: None }));
+    assert!(matches!(
+        context.join().unwrap_err().kind(),
+        ErrorKind::Interrupted { worker: None }
+    ));
 }
 
 fn an_interrupt_in_a_worker_is_an_interruption() {
@@ -112,7 +128,10 @@ fn an_interrupt_in_a_worker_is_an_interruption() {
         sleep_for_ever();
     }
     let error = spawn(interrupted, (), 1).unwrap().join().unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Interrupted { worker: Some(_) }), "{error:?}");
+    assert!(
+        matches!(error.kind(), ErrorKind::Interrupted { worker: Some(_) }),
+        "{error:?}"
+    );
 }
 
 fn terminating_after_success_changes_nothing() {
@@ -136,9 +155,15 @@ fn a_join_with_a_timeout_stops_nothing() {
         1,
     )
     .unwrap();
-    assert_eq!(context.join_timeout(Duration::from_millis(10)).unwrap(), None);
+    assert_eq!(
+        context.join_timeout(Duration::from_millis(10)).unwrap(),
+        None
+    );
     gate.open();
-    assert_eq!(context.join_timeout(Duration::from_secs(3600)).unwrap(), Some([7].as_slice()));
+    assert_eq!(
+        context.join_timeout(Duration::from_secs(3600)).unwrap(),
+        Some([7].as_slice())
+    );
 }
 
 fn dropping_the_context_stops_its_processes() {
@@ -149,7 +174,10 @@ fn dropping_the_context_stops_its_processes() {
 }
 
 fn a_stopped_process_is_alive_until_it_is_killed() {
-    let mut context = spawn::builder().grace(Duration::from_millis(100)).spawn(first_fails, (), 2).unwrap();
+    let mut context = spawn::builder()
+        .grace(Duration::from_millis(100))
+        .spawn(first_fails, (), 2)
+        .unwrap();
     // A stopped process does not act on SIGTERM; it may have been stopped (or have ended) at any point by now.
     let _ = rustix::process::kill_process(
         rustix::process::Pid::from_raw(context.pids()[1] as i32).unwrap(),

@@ -48,7 +48,11 @@ macro_rules! trials {
 /// This executable, to play a scene.
 pub(crate) fn scene(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a path of this executable"));
-    command.args(["scene", name]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(["scene", name])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 

@@ -1,0 +1,146 @@
+//! The one error of this crate, and the one that gives a value back.
+
+use std::fmt;
+
+use shm_core::failure::PeerFailure;
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a queue, a lane, an event or a barrier could not do it.
+#[derive(Debug, thiserror::Error)]
+#[error("{context}")]
+pub struct Error {
+    kind: ErrorKind,
+    context: String,
+    #[source]
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// The cases of [`Error`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no room now (`try_put`).
+    Full,
+    /// There is nothing now (`try_get`).
+    Empty,
+    /// The time that was given is over.
+    TimedOut,
+    /// The queue was closed, or everyone on the other side has dropped it.
+    Closed,
+    /// A process this depends on failed, died, or returned too early.
+    PeerFailed(PeerFailure),
+    /// The arena, or the encoding of a value: the source says more.
+    Arena(shm_core::ErrorKind),
+}
+
+impl Error {
+    /// An error of this kind. For crates that build a primitive of their own on a [`Channel`](crate::channel::Channel).
+    pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
+        Self {
+            kind,
+            context: context.into(),
+            source: None,
+        }
+    }
+
+    /// The failure of a peer, while `doing` something.
+    #[must_use]
+    pub fn peer_failed(failure: PeerFailure, doing: &str) -> Self {
+        let context = format!("{doing}: {failure}");
+        Self {
+            source: Some(Box::new(failure.clone())),
+            ..Self::new(ErrorKind::PeerFailed(failure), context)
+        }
+    }
+
+    /// The case, for programs.
+    #[must_use]
+    pub fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// Whether no more will ever come or go: the ordinary end of a loop.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.kind == ErrorKind::Closed
+    }
+}
+
+impl From<shm_core::Error> for Error {
+    fn from(error: shm_core::Error) -> Self {
+        Self {
+            kind: ErrorKind::Arena(error.kind().clone()),
+            context: error.to_string(),
+            source: Some(Box::new(error)),
+        }
+    }
+}
+
+/// A value that could not be put, with the reason.
+///
+/// `?` turns it into an [`Error`]; [`into_value`](PutError::into_value) gives the value back.
+pub struct PutError<T> {
+    error: Error,
+    value: Option<T>,
+}
+
+impl<T> PutError<T> {
+    /// An error of this kind. For crates that build a primitive of their own on a [`Channel`](crate::channel::Channel).
+    pub fn new(error: Error, value: Option<T>) -> Self {
+        Self { error, value }
+    }
+
+    /// The reason.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The reason's case.
+    #[must_use]
+    pub fn kind(&self) -> &ErrorKind {
+        self.error.kind()
+    }
+
+    /// The value. `None` only where whoever held on to parts of it has it still (`StillHeld`), or it does not read
+    /// what it wrote.
+    #[must_use]
+    pub fn into_value(self) -> Option<T> {
+        self.value
+    }
+
+    /// Reason and value.
+    #[must_use]
+    pub fn into_parts(self) -> (Error, Option<T>) {
+        (self.error, self.value)
+    }
+}
+
+impl<T> fmt::Debug for PutError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PutError")
+            .field("error", &self.error)
+            .field("value", &self.value.as_ref().map(|_| "…"))
+            .finish()
+    }
+}
+
+impl<T> fmt::Display for PutError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for PutError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl<T> From<PutError<T>> for Error {
+    fn from(error: PutError<T>) -> Self {
+        error.error
+    }
+}

@@ -1,0 +1,122 @@
+//! `Event`: a flag that processes wait for, as in Python's `multiprocessing.Event`.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use shm_core::arena::Arena;
+use shm_core::object::{Array, Object, ObjectKind};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::wait::{Deadline, WaitPolicy, wait};
+
+/// A flag in shared memory. It starts cleared; whoever waits goes on once it is set. Clones, also in other processes,
+/// name the same flag.
+///
+/// ```
+/// use std::time::Duration;
+/// let event = mp_queue::Event::new()?;
+/// assert!(!event.is_set());
+/// event.set();
+/// event.wait()?;
+/// # Ok::<(), mp_queue::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Event {
+    object: Object,
+}
+
+impl Event {
+    /// Makes a cleared event in the current arena.
+    ///
+    /// # Errors
+    /// What making an arena or an allocation in it can answer.
+    #[track_caller]
+    pub fn new() -> Result<Self> {
+        Self::new_in(&Arena::current()?)
+    }
+
+    /// As [`new`](Self::new), in a given arena.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    #[track_caller]
+    pub fn new_in(arena: &Arena) -> Result<Self> {
+        Ok(Self {
+            object: Object::create(arena, ObjectKind::Event, [Array::None, Array::None], 1)?,
+        })
+    }
+
+    /// Sets the flag and wakes everyone who waits.
+    pub fn set(&self) {
+        // SeqCst: part of the park protocol; the waiter registers, then looks at the flag.
+        if self.object.word(0).swap(1, Ordering::SeqCst) == 0 {
+            let event = self.object.event(0);
+            event.notify_all(|count| event.wake(count));
+        }
+    }
+
+    /// Clears the flag.
+    pub fn clear(&self) {
+        self.object.word(0).store(0, Ordering::SeqCst);
+    }
+
+    /// Whether the flag is set.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.object.word(0).load(Ordering::SeqCst) != 0
+    }
+
+    /// Waits until the flag is set.
+    ///
+    /// # Errors
+    /// `PeerFailed` when a process of the context that this event was handed to failed.
+    pub fn wait(&self) -> Result<()> {
+        self.wait_until(Deadline::Never)
+    }
+
+    /// Waits so long for the flag to be set.
+    ///
+    /// # Errors
+    /// `TimedOut`, and as [`wait`](Self::wait).
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
+        self.wait_until(Deadline::after(timeout))
+    }
+
+    fn wait_until(&self, deadline: Deadline) -> Result<()> {
+        let attempt = |slow: bool| {
+            if self.is_set() {
+                return Some(Ok(()));
+            }
+            let failure = slow.then(|| self.object.failure()).flatten()?;
+            Some(Err(Error::peer_failed(failure, "waiting for an event")))
+        };
+        wait(&self.object, 0, WaitPolicy::Adaptive, deadline, attempt).unwrap_or_else(|| {
+            Err(Error::new(
+                ErrorKind::TimedOut,
+                "the event was not set before the deadline",
+            ))
+        })
+    }
+}
+
+impl Serialize for Event {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.object.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Event {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let object = Object::deserialize(deserializer)?;
+        object
+            .expect(ObjectKind::Event)
+            .map_err(serde::de::Error::custom)?;
+        if object.word_count() < 1 {
+            return Err(serde::de::Error::custom(
+                "an event arrived without its flag",
+            ));
+        }
+        Ok(Self { object })
+    }
+}

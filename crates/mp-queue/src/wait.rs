@@ -1,0 +1,177 @@
+//! Waiting: try, spin for a short while, then sleep on a shared futex.
+//!
+//! State is in shared memory and a wake is only a hint, so every wait is a loop around an attempt. Spinning pays when
+//! the other side answers within microseconds and a core is free for it; it never pays with more participants than
+//! cores. The time spent spinning follows what spinning has brought so far. A sleep lasts half a second at most:
+//! then the waiter looks for itself whether those it waits for are still alive.
+
+use std::num::NonZeroUsize;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use shm_core::clock::now_ns;
+use shm_core::event::Parked;
+use shm_core::object::Object;
+
+/// Longest sleep between two looks.
+const SLICE: Duration = Duration::from_millis(500);
+/// A wait that is longer is reported once.
+const LONG: Duration = Duration::from_secs(10);
+/// Bounds of the time spent spinning: about one wake across cores, and next to nothing.
+const SPIN_MOST_NS: u64 = 50_000;
+const SPIN_LEAST_NS: u64 = 1_000;
+
+/// How a wait spends its time before it sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WaitPolicy {
+    /// Spins for a while where that has paid lately and a core is free for it.
+    #[default]
+    Adaptive,
+    /// Never sleeps. For benchmarks, and for processes that have a core each.
+    Spin,
+    /// Sleeps at once.
+    Park,
+}
+
+/// Nanoseconds that the next wait of this process spins: grows when spinning is enough, shrinks when not.
+static SPIN_NS: AtomicU64 = AtomicU64::new(20_000);
+
+/// Cores this process may run on.
+fn cores() -> u64 {
+    static CORES: OnceLock<u64> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get) as u64)
+}
+
+fn spin_for(object: &Object, policy: WaitPolicy) -> u64 {
+    match policy {
+        WaitPolicy::Spin => u64::MAX,
+        WaitPolicy::Park => 0,
+        WaitPolicy::Adaptive => {
+            let fits = cores() > 1 && object.arena().participants() <= cores();
+            if fits {
+                SPIN_NS.load(Ordering::Relaxed)
+            } else {
+                0
+            }
+        }
+    }
+}
+
+/// Until when to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// Not at all.
+    Now,
+    /// Until then.
+    At(Instant),
+    /// As long as it takes.
+    Never,
+}
+
+impl Deadline {
+    /// So long from now; a time too long to add is never.
+    #[must_use]
+    pub fn after(timeout: Duration) -> Self {
+        Instant::now()
+            .checked_add(timeout)
+            .map_or(Self::Never, Self::At)
+    }
+
+    /// Whether there is nothing to wait for.
+    #[must_use]
+    pub fn is_now(self) -> bool {
+        self == Self::Now
+    }
+
+    fn left(self) -> Option<Duration> {
+        match self {
+            Self::Now => Some(Duration::ZERO),
+            Self::At(at) => Some(at.saturating_duration_since(Instant::now())),
+            Self::Never => None,
+        }
+    }
+}
+
+/// Repeats `attempt` until it answers something, woken by event `event` of `object`. `None`: the deadline is over.
+///
+/// `attempt` is told whether the wait has become slow, for looks that are too dear to take at every turn.
+pub(crate) fn wait<R>(
+    object: &Object,
+    event: u64,
+    policy: WaitPolicy,
+    deadline: Deadline,
+    mut attempt: impl FnMut(bool) -> Option<R>,
+) -> Option<R> {
+    let limit = spin_for(object, policy);
+    if limit > 0 {
+        let start = now_ns();
+        loop {
+            for _ in 0..32 {
+                if let Some(answer) = attempt(false) {
+                    if policy == WaitPolicy::Adaptive {
+                        let spin = SPIN_NS.load(Ordering::Relaxed);
+                        SPIN_NS.store((spin + spin / 8 + 1).min(SPIN_MOST_NS), Ordering::Relaxed);
+                    }
+                    return Some(answer);
+                }
+                std::hint::spin_loop();
+            }
+            if now_ns() - start >= limit {
+                break;
+            }
+            if policy == WaitPolicy::Spin {
+                if let Some(answer) = attempt(true) {
+                    return Some(answer);
+                }
+                if deadline.left() == Some(Duration::ZERO) {
+                    return None;
+                }
+            }
+        }
+        let spin = SPIN_NS.load(Ordering::Relaxed);
+        SPIN_NS.store((spin / 2).max(SPIN_LEAST_NS), Ordering::Relaxed);
+    }
+    park(object, event, deadline, attempt)
+}
+
+fn park<R>(
+    object: &Object,
+    event: u64,
+    deadline: Deadline,
+    mut attempt: impl FnMut(bool) -> Option<R>,
+) -> Option<R> {
+    object.arena().watch();
+    let since = Instant::now();
+    let mut told = false;
+    let event = object.event(event);
+    loop {
+        let registered = event.register();
+        // Once more after registering: whoever changed the state before did not see us, but we see the change.
+        if let Some(answer) = attempt(true) {
+            event.unregister(registered);
+            object.arena().recorder().done_waiting();
+            return Some(answer);
+        }
+        let left = deadline.left();
+        if left == Some(Duration::ZERO) {
+            event.unregister(registered);
+            object.arena().recorder().done_waiting();
+            return attempt(true);
+        }
+        object.arena().recorder().waiting_for(object);
+        let parked = event.park(registered.seq, left.map_or(SLICE, |left| left.min(SLICE)));
+        event.unregister(registered);
+        if parked == Parked::TimedOut {
+            object.arena().bury_the_dead();
+            if !told && since.elapsed() >= LONG {
+                told = true;
+                tracing::warn!(
+                    ?object,
+                    seconds = since.elapsed().as_secs(),
+                    "still waiting"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Measure hand-overs between two real processes, against the floor of this machine.
+//!
+//! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages) and
+//! `handoff` (the same payloads by each transport). Floor and subject alternate in short batches, and a ratio is the median
+//! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
+
+mod catalogue;
+mod clock;
+mod control;
+mod end;
+mod floor;
+mod harness;
+mod machine;
+mod mapping;
+mod memory;
+mod pair;
+mod payload;
+mod report;
+mod stats;
+mod stream;
+mod subject;
+
+pub(crate) use end::{Args as EndArgs, run as run_end};
+
+use std::process::Command;
+
+use catalogue::Suite;
+use harness::Effort;
+use machine::Pins;
+
+use crate::workspace::cargo;
+use crate::{Result, process};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The suites to run; without any, all of them.
+    #[arg(value_enum)]
+    suites: Vec<Suite>,
+    /// As few pairs as a ratio needs.
+    #[arg(long)]
+    quick: bool,
+    /// One object a line instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// The CPUs of the two processes; by default the first two allowed that are not threads of one core.
+    #[arg(long, value_name = "A,B")]
+    pin: Option<Pins>,
+    /// Keep the run, with notes on the machine, as docs/runs/NAME.jsonl and docs/runs/NAME.md.
+    #[arg(long, value_name = "NAME")]
+    save: Option<String>,
+    /// Measure with this build of xtask even if it isn't optimised: for testing the benchmark itself.
+    #[arg(long, hide = true)]
+    as_built: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if cfg!(debug_assertions) && !args.as_built {
+        return process::run(optimised());
+    }
+    let pins = match args.pin {
+        Some(pins) => pins,
+        None => machine::choose_pins()?,
+    };
+    let suites = if args.suites.is_empty() {
+        Suite::all()
+    } else {
+        args.suites.clone()
+    };
+    let effort = if args.quick {
+        Effort::Quick
+    } else {
+        Effort::Full
+    };
+    let mut all = Vec::new();
+    for suite in suites {
+        for case in suite.cases() {
+            eprintln!("measuring {}: {}", suite.name(), case.subject.name());
+            let figures = harness::measure(suite.name(), &case, effort, pins)?;
+            if args.json {
+                println!("{}", report::json(&figures)?);
+            }
+            all.push(figures);
+        }
+    }
+    let table = report::table(&all);
+    if !args.json {
+        print!("{table}");
+    }
+    if let Some(name) = &args.save {
+        report::save(name, &all, &table, &machine::notes(pins))?;
+    }
+    Ok(())
+}
+
+/// The same command, by an optimised xtask: `cargo xtask` itself is built for a quick start.
+fn optimised() -> Command {
+    let mut command = cargo(["run", "--quiet", "--release", "--package", "xtask", "--"]);
+    command.args(std::env::args_os().skip(1));
+    command
+}

@@ -1,0 +1,66 @@
+//! `cargo xtask bench`, run as a program: two real processes, and what a script reads from it.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Runs it with the build at hand; none on a machine with one CPU, where it has to refuse.
+fn bench(args: &[&str]) -> Option<Vec<Value>> {
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["bench", "--as-built"])
+        .args(args)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && errors.contains("two CPUs are needed") {
+        return None;
+    }
+    assert!(output.status.success(), "{errors}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    Some(
+        lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect(),
+    )
+}
+
+#[test]
+fn each_floor_is_measured_against_itself() {
+    let Some(lines) = bench(&["floor", "--quick", "--json"]) else {
+        return;
+    };
+    let cases: Vec<_> = lines
+        .iter()
+        .map(|line| line["case"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        cases,
+        [
+            "cache line",
+            "futex wake",
+            "memcpy 12MB",
+            "first touch 12MB"
+        ]
+    );
+    for line in &lines {
+        assert_eq!(line["floor"], line["case"]);
+        assert!(line["n"].as_u64().unwrap() >= 9, "{line}");
+        let [p50, p99, p999] = ["p50", "p99", "p999"].map(|key| line[key].as_u64().unwrap());
+        assert!(0 < p50 && p50 <= p99 && p99 <= p999, "{line}");
+        assert!(line["floor_ratio"].as_f64().unwrap() > 0.0, "{line}");
+    }
+}
+
+#[test]
+fn a_cpu_that_is_not_there_is_an_error_that_names_it() {
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["bench", "--as-built", "floor", "--quick", "--pin", "0,1000"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && errors.contains("cannot pin to CPU 1000"),
+        "{errors}"
+    );
+}
