@@ -10,6 +10,7 @@ use shm_core::arena::Arena;
 use shm_core::failure::PeerFailure;
 use shm_core::message::{self, Incoming, Outgoing};
 use shm_core::object::{Array, Object, ObjectKind};
+use shm_core::slots::{Borrow, Loan, META_WORDS, Slots, Taken};
 use shm_core::transfer::{Get, Put};
 
 use crate::error::{Error, ErrorKind, PutError, Result};
@@ -82,15 +83,43 @@ impl Channel {
     /// # Errors
     /// As [`Sender::put`](crate::Sender::put).
     pub fn put_encoded(&self, message: &mut Outgoing, deadline: Deadline) -> Result<()> {
-        let mut attempt = |slow: bool| match self.attempt_put(message, slow) {
+        self.put_with(deadline, |object| object.try_put(0, message))
+    }
+
+    /// Hands a slot over, waiting for a cell: only for others that are about to leave theirs. On success the loan is spent.
+    ///
+    /// # Errors
+    /// As [`Sender::put`](crate::Sender::put).
+    #[inline]
+    pub fn put_slot(&self, slots: &Slots, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<()> {
+        self.put_with(Deadline::Never, |_| slots.put(0, loan, meta))
+    }
+
+    #[inline]
+    fn put_with(
+        &self,
+        deadline: Deadline,
+        mut put: impl FnMut(&Object) -> shm_core::Result<Put>,
+    ) -> Result<()> {
+        // The other side is nearly always there and the cell free: no look at the clock, no closure of `wait`.
+        match self.attempt_put(&mut put, false) {
+            Ok(Tried::Done) => Ok(()),
+            Ok(Tried::NotNow) => self.put_later(deadline, put),
+            Err(error) => Err(error),
+        }
+    }
+
+    #[cold]
+    fn put_later(
+        &self,
+        deadline: Deadline,
+        mut put: impl FnMut(&Object) -> shm_core::Result<Put>,
+    ) -> Result<()> {
+        let mut attempt = |slow: bool| match self.attempt_put(&mut put, slow) {
             Ok(Tried::Done) => Some(Ok(())),
             Ok(Tried::NotNow) => None,
             Err(error) => Some(Err(error)),
         };
-        // The other side is nearly always there and the cell free: no look at the clock, no closure of `wait`.
-        if let Some(answer) = attempt(false) {
-            return answer;
-        }
         if deadline.is_now() {
             return attempt(true).unwrap_or_else(|| {
                 Err(Error::new(
@@ -99,7 +128,7 @@ impl Channel {
                 ))
             });
         };
-        wait(&self.object, NOT_FULL, self.policy, deadline, attempt).unwrap_or_else(|| {
+        self.wait(NOT_FULL, deadline, attempt).unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
                 format!("no room in {:?} before the deadline", self.object),
@@ -107,19 +136,26 @@ impl Channel {
         })
     }
 
-    fn attempt_put(&self, message: &mut Outgoing, slow: bool) -> Result<Tried> {
+    #[inline]
+    fn attempt_put(
+        &self,
+        put: &mut impl FnMut(&Object) -> shm_core::Result<Put>,
+        slow: bool,
+    ) -> Result<Tried> {
         if self.object.end_count(CONSUMERS) == 0 {
             return Err(self.why_gone(CONSUMERS, "putting a message"));
         }
-        match self.object.try_put(0, message)? {
+        match put(&self.object)? {
             Put::Done(position) => {
                 self.notify(NOT_EMPTY);
                 // A wake that was meant for several is passed on.
-                let more = self
-                    .object
-                    .cells(0)
-                    .is_ok_and(|cells| cells.next_is_free(position));
-                if more {
+                if self.has_cells()
+                    && self.is_awaited(NOT_FULL)
+                    && self
+                        .object
+                        .cells(0)
+                        .is_ok_and(|cells| cells.next_is_free(position))
+                {
                     self.notify(NOT_FULL);
                 }
                 Ok(Tried::Done)
@@ -137,12 +173,65 @@ impl Channel {
         }
     }
 
+    #[inline]
+    fn has_cells(&self) -> bool {
+        matches!(self.object.array(0), Array::Cells { .. })
+    }
+
+    #[inline]
+    fn is_awaited(&self, event: u64) -> bool {
+        self.object.event(event).anyone_waiting()
+    }
+
     /// Takes the next message, waiting until `deadline` for one. `seen_orphans` is the consumer's own, 0 at first.
     ///
     /// # Errors
     /// As [`Receiver::get`](crate::Receiver::get).
     pub fn get_encoded(&self, seen_orphans: &mut u64, deadline: Deadline) -> Result<Incoming> {
-        let mut attempt = |slow: bool| self.attempt_get(seen_orphans, slow).transpose();
+        self.get_with(deadline, |object| {
+            Ok(match object.try_get(0, seen_orphans)? {
+                Get::Message(message, position) => Got::Message(message, position),
+                Get::Empty | Get::Pending(_) => Got::NotNow,
+                Get::Drained => Got::Drained,
+            })
+        })
+    }
+
+    /// Borrows the next slot, waiting until `deadline` for one. `seen_orphans` is the consumer's own, 0 at first.
+    ///
+    /// # Errors
+    /// As [`Receiver::get`](crate::Receiver::get).
+    #[inline]
+    pub fn get_slot(
+        &self,
+        slots: &Slots,
+        seen_orphans: &mut u64,
+        deadline: Deadline,
+    ) -> Result<Borrow> {
+        let mut seat = Some(slots.seat()?);
+        self.get_with(deadline, |_| {
+            let free = match seat.take() {
+                Some(free) => free,
+                None => slots.seat()?,
+            };
+            Ok(match slots.take(0, free, seen_orphans)? {
+                Taken::Slot(borrow, position) => Got::Message(borrow, position),
+                Taken::NotNow(free) => {
+                    seat = Some(free);
+                    Got::NotNow
+                }
+                Taken::Drained => Got::Drained,
+            })
+        })
+    }
+
+    #[inline]
+    fn get_with<R>(
+        &self,
+        deadline: Deadline,
+        mut get: impl FnMut(&Object) -> shm_core::Result<Got<R>>,
+    ) -> Result<R> {
+        let mut attempt = |slow: bool| self.attempt_get(&mut get, slow).transpose();
         if let Some(answer) = attempt(false) {
             return answer;
         }
@@ -154,7 +243,16 @@ impl Channel {
                 ))
             });
         };
-        wait(&self.object, NOT_EMPTY, self.policy, deadline, attempt).unwrap_or_else(|| {
+        let lookout = self.object.lookout(0);
+        wait(
+            &self.object,
+            NOT_EMPTY,
+            self.policy,
+            deadline,
+            || lookout.glance(),
+            attempt,
+        )
+        .unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
                 format!("nothing came into {:?} before the deadline", self.object),
@@ -162,31 +260,52 @@ impl Channel {
         })
     }
 
-    fn attempt_get(&self, seen_orphans: &mut u64, slow: bool) -> Result<Option<Incoming>> {
-        match self.object.try_get(0, seen_orphans)? {
-            Get::Message(message, position) => {
+    #[inline]
+    fn attempt_get<R>(
+        &self,
+        get: &mut impl FnMut(&Object) -> shm_core::Result<Got<R>>,
+        slow: bool,
+    ) -> Result<Option<R>> {
+        loop {
+            match get(&self.object)? {
+                Got::Message(message, position) => {
+                    self.after_get(position);
+                    return Ok(Some(message));
+                }
+                Got::Drained => return Err(self.why_drained()),
+                Got::NotNow => {
+                    if self.object.end_count(PRODUCERS) == 0 && !self.is_closed() {
+                        // Nobody will put any more: what is in the cells is all there is.
+                        self.close();
+                        continue;
+                    }
+                    if slow && let Some(failure) = self.object.failure() {
+                        return Err(Error::peer_failed(failure, "waiting for a message"));
+                    }
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Tells those who wait for room, after a message was taken from `position`.
+    #[inline]
+    fn after_get(&self, position: u64) {
+        if !self.has_cells() {
+            // In a ring nobody waits for a cell of a lane: there are as many as slots, and the slot is not free yet.
+            if self.object.kind() != ObjectKind::Ring {
                 self.notify(NOT_FULL);
-                let more = self
-                    .object
-                    .cells(0)
-                    .is_ok_and(|cells| cells.next_is_ready(position));
-                if more {
-                    self.notify(NOT_EMPTY);
-                }
-                Ok(Some(message))
             }
-            Get::Drained => Err(self.why_drained()),
-            Get::Empty | Get::Pending(_) => {
-                if self.object.end_count(PRODUCERS) == 0 && !self.is_closed() {
-                    // Nobody will put any more: what is in the cells is all there is.
-                    self.close();
-                    return self.attempt_get(seen_orphans, slow);
-                }
-                if slow && let Some(failure) = self.object.failure() {
-                    return Err(Error::peer_failed(failure, "waiting for a message"));
-                }
-                Ok(None)
-            }
+            return;
+        }
+        self.notify(NOT_FULL);
+        if self.is_awaited(NOT_EMPTY)
+            && self
+                .object
+                .cells(0)
+                .is_ok_and(|cells| cells.next_is_ready(position))
+        {
+            self.notify(NOT_EMPTY);
         }
     }
 
@@ -201,6 +320,7 @@ impl Channel {
     }
 
     /// Why nobody is left on side `end`. Where a supervisor is about to say why, it is given a moment.
+    #[cold]
     pub fn why_gone(&self, end: u64, doing: &str) -> Error {
         let said = || {
             self.object
@@ -217,9 +337,15 @@ impl Channel {
         }
         if self.object.supervisor().is_some() {
             let patience = Deadline::after(CAUSE_PATIENCE);
-            let answer = wait(&self.object, NOT_FULL, WaitPolicy::Park, patience, |_| {
-                said().or_else(departed)
-            });
+            let park = WaitPolicy::Park;
+            let answer = wait(
+                &self.object,
+                NOT_FULL,
+                park,
+                patience,
+                || true,
+                |_| said().or_else(departed),
+            );
             if let Some(error) = answer {
                 return error;
             }
@@ -300,7 +426,7 @@ impl Channel {
         deadline: Deadline,
         attempt: impl FnMut(bool) -> Option<R>,
     ) -> Option<R> {
-        wait(&self.object, event, self.policy, deadline, attempt)
+        wait(&self.object, event, self.policy, deadline, || true, attempt)
     }
 
     #[inline]
@@ -313,6 +439,13 @@ impl Channel {
 enum Tried {
     Done,
     NotNow,
+}
+
+enum Got<R> {
+    /// With its position.
+    Message(R, u64),
+    NotNow,
+    Drained,
 }
 
 impl fmt::Debug for Channel {

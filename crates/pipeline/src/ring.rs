@@ -18,7 +18,7 @@ use shm_core::object::{Array, End, ObjectKind};
 use shm_core::slots::Slots;
 
 use crate::error::{Error, Result};
-use crate::slot::{Borrowed, Meta, Slot};
+use crate::slot::{Borrowed, Slot};
 use crate::spec::{Layout, TensorSpec};
 
 /// How many processes are on each side of a ring.
@@ -110,6 +110,7 @@ pub fn ring_in(
         end: producers,
         side: side.clone(),
         next: 0,
+        timed: false,
     };
     Ok((
         producer,
@@ -117,6 +118,7 @@ pub fn ring_in(
             end: consumers,
             side,
             seen_orphans: 0,
+            timed: false,
         },
     ))
 }
@@ -147,6 +149,8 @@ pub struct Producer {
     side: Side,
     /// Where the next search for a free slot begins.
     next: u32,
+    /// Whether slots are stamped with the time of their publication.
+    timed: bool,
 }
 
 impl Producer {
@@ -232,13 +236,20 @@ impl Producer {
     ///
     /// # Errors
     /// `Closed` when the ring was closed or no consumer is left; the slot is free again then.
-    pub fn publish(&self, slot: Slot) -> Result<()> {
+    pub fn publish(&self, mut slot: Slot) -> Result<()> {
         if !slot.loan.slots().same(&self.side.slots) {
             return Err(Error::invalid(
                 "a slot of one ring was to be published in another; copy it into a slot of that one",
             ));
         }
-        publish(&self.side.channel, slot.loan, slot.meta)
+        let mut meta = slot.meta;
+        if self.timed {
+            meta.published_ns = now_ns();
+        }
+        let side = &self.side;
+        Ok(side
+            .channel
+            .put_slot(&side.slots, &mut slot.loan, &meta.to_words())?)
     }
 
     /// How many slots the ring has.
@@ -279,6 +290,7 @@ impl Producer {
             end: self.end.clone(),
             side: self.side.clone(),
             next: 0,
+            timed: self.timed,
         })
     }
 
@@ -288,12 +300,14 @@ impl Producer {
         self.side.channel.set_policy(policy);
         self
     }
-}
 
-fn publish(channel: &Channel, loan: shm_core::slots::Loan, mut meta: Meta) -> Result<()> {
-    meta.published_ns = now_ns();
-    let mut message = loan.into_message(meta.to_words());
-    Ok(channel.put_encoded(&mut message, Deadline::Never)?)
+    /// The same side, whose slots from now on say when they were published ([`Borrowed::published_ns`]). Off at first: a
+    /// look at the clock costs a good part of a hand-over. It moves with the side to another process.
+    #[must_use]
+    pub fn timed(mut self, timed: bool) -> Self {
+        self.timed = timed;
+        self
+    }
 }
 
 /// The reading side of a ring.
@@ -302,6 +316,8 @@ pub struct Consumer {
     end: End,
     side: Side,
     seen_orphans: u64,
+    /// Whether borrowed slots say when that was.
+    timed: bool,
 }
 
 impl Consumer {
@@ -330,25 +346,30 @@ impl Consumer {
     }
 
     fn borrow_until(&mut self, deadline: Deadline) -> Result<Option<Borrowed>> {
-        let asked_ns = now_ns();
-        let message = match self
-            .side
-            .channel
-            .get_encoded(&mut self.seen_orphans, deadline)
-        {
-            Ok(message) => message,
-            Err(error) if error.is_closed() => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let borrow = self.side.slots.borrow(message)?;
-        let meta = Meta::from_words(borrow.meta());
-        Ok(Some(Borrowed {
-            borrow,
-            layout: Arc::clone(&self.side.layout),
-            meta,
-            asked_ns,
-            borrowed_ns: now_ns(),
-        }))
+        let asked_ns = self.now_if_timed();
+        let Side {
+            slots,
+            channel,
+            layout,
+            ..
+        } = &self.side;
+        // Before the wait, like all else that need not come after it.
+        let layout = Arc::clone(layout);
+        match channel.get_slot(slots, &mut self.seen_orphans, deadline) {
+            Ok(borrow) => Ok(Some(Borrowed {
+                borrow,
+                layout,
+                asked_ns,
+                borrowed_ns: self.now_if_timed(),
+            })),
+            Err(error) if error.is_closed() => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    #[inline]
+    fn now_if_timed(&self) -> u64 {
+        if self.timed { now_ns() } else { 0 }
     }
 
     /// How many slots the ring has.
@@ -378,6 +399,7 @@ impl Consumer {
             end: self.end.clone(),
             side: self.side.clone(),
             seen_orphans: 0,
+            timed: self.timed,
         })
     }
 
@@ -385,6 +407,15 @@ impl Consumer {
     #[must_use]
     pub fn with_policy(mut self, policy: WaitPolicy) -> Self {
         self.side.channel.set_policy(policy);
+        self
+    }
+
+    /// The same side, whose slots from now on say when they were asked for and borrowed ([`Borrowed::asked_ns`],
+    /// [`Borrowed::borrowed_ns`]). Off at first: a look at the clock costs a good part of a hand-over. It moves with the side
+    /// to another process.
+    #[must_use]
+    pub fn timed(mut self, timed: bool) -> Self {
+        self.timed = timed;
         self
     }
 }
@@ -396,21 +427,32 @@ mod wire {
 
     use super::*;
 
-    fn serialize<S: Serializer>(end: &End, side: &Side, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(
+        end: &End,
+        side: &Side,
+        timed: bool,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         let (shared, moved) = match side.topology() {
             Topology::Replicas => (Some(end), None),
             Topology::OneToOne => (None, Some(Moved(end))),
         };
-        (shared, moved, &side.slots, &*side.specs).serialize(serializer)
+        (shared, moved, &side.slots, &*side.specs, timed).serialize(serializer)
     }
 
     fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
         index: u64,
-    ) -> Result<(End, Side), D::Error> {
+    ) -> Result<(End, Side, bool), D::Error> {
         use serde::de::Error as _;
-        type Parts = (Option<End>, Option<Moved<End>>, Slots, Vec<TensorSpec>);
-        let (shared, moved, slots, specs) = Parts::deserialize(deserializer)?;
+        type Parts = (
+            Option<End>,
+            Option<Moved<End>>,
+            Slots,
+            Vec<TensorSpec>,
+            bool,
+        );
+        let (shared, moved, slots, specs, timed) = Parts::deserialize(deserializer)?;
         let layout = Layout::of(&specs).map_err(D::Error::custom)?;
         let object = slots.object().clone();
         object.expect(ObjectKind::Ring).map_err(D::Error::custom)?;
@@ -426,7 +468,7 @@ mod wire {
         };
         let fits = side.layout.bytes <= side.slots.slot_bytes();
         end.filter(|end| fits && end.is_of(side.channel.object(), index))
-            .map(|end| (end, side))
+            .map(|end| (end, side, timed))
             .ok_or_else(|| {
                 D::Error::custom("the parts of a ring that arrived do not belong together")
             })
@@ -434,30 +476,36 @@ mod wire {
 
     impl Serialize for Producer {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serialize(&self.end, &self.side, serializer)
+            serialize(&self.end, &self.side, self.timed, serializer)
         }
     }
 
     impl<'de> Deserialize<'de> for Producer {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            let (end, side) = deserialize(deserializer, PRODUCERS)?;
-            Ok(Self { end, side, next: 0 })
+            let (end, side, timed) = deserialize(deserializer, PRODUCERS)?;
+            Ok(Self {
+                end,
+                side,
+                next: 0,
+                timed,
+            })
         }
     }
 
     impl Serialize for Consumer {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serialize(&self.end, &self.side, serializer)
+            serialize(&self.end, &self.side, self.timed, serializer)
         }
     }
 
     impl<'de> Deserialize<'de> for Consumer {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            let (end, side) = deserialize(deserializer, CONSUMERS)?;
+            let (end, side, timed) = deserialize(deserializer, CONSUMERS)?;
             Ok(Self {
                 end,
                 side,
                 seen_orphans: 0,
+                timed,
             })
         }
     }

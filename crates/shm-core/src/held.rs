@@ -111,6 +111,7 @@ impl Held {
         }
     }
 
+    #[inline]
     pub(crate) fn arena(&self) -> &Arena {
         &self.arena
     }

@@ -288,6 +288,16 @@ impl Segment {
         }
     }
 
+    /// Four words in a row, as [`word`](Self::word).
+    #[inline]
+    #[must_use]
+    pub(crate) fn words4(&self, offset: u64) -> [&AtomicU64; 4] {
+        match self.words_at(offset, 4) {
+            Some([a, b, c, d]) => [a, b, c, d],
+            _ => outside(offset),
+        }
+    }
+
     /// As [`word`](Self::word), for 32 bits.
     #[inline]
     #[must_use]

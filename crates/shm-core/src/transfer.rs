@@ -4,7 +4,7 @@
 //! the lease as the owner of each reference, and the reaper can tell which. While a cell is CLAIMED the lease owns
 //! it, from READY until the release the cell does.
 
-use crate::cells::{CellArray, Claim, Owner, Take};
+use crate::cells::{Claim, Owner, Take};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
@@ -45,7 +45,8 @@ pub enum Get {
     Drained,
 }
 
-fn damaged() -> Error {
+#[cold]
+pub(crate) fn damaged() -> Error {
     Error::new(
         ErrorKind::Layout,
         "the cells of a queue contradict each other; a participant wrote where it must not",
@@ -349,7 +350,6 @@ impl Object {
         Incoming {
             entries,
             body: parsed.body,
-            payload: parsed.payload,
         }
     }
 
@@ -374,6 +374,7 @@ impl Object {
 }
 
 /// Offset of the word of the cell at `pos`: what a ticket names.
+#[inline]
 pub(crate) fn cell_offset(array: &crate::object::ArrayRef<'_>, pos: u64) -> u64 {
-    array.first + pos % array.capacity() * LINE
+    array.first + array.index(pos) * LINE
 }

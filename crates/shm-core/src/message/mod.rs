@@ -15,7 +15,7 @@ pub(crate) use decode::Arrived;
 pub use decode::Incoming;
 pub(crate) use encode::Pin;
 pub use encode::{EncodeError, Outgoing, encode};
-pub(crate) use parse::{FORM_SLOT, Parsed, What, parse};
+pub(crate) use parse::{FORM_SLOT, Parsed, parse};
 pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
 
 /// A value sent to oneself, for tests of what is in messages.

@@ -194,7 +194,6 @@ pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Body)
 pub(crate) struct Parsed {
     pub(crate) entries: SmallVec<[Entry; 4]>,
     pub(crate) body: Body,
-    pub(crate) payload: [u64; PAYLOAD_WORDS],
 }
 
 /// Takes a payload apart. The references it names are the message's own while its cell holds it.
@@ -234,11 +233,7 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
     for entry in &entries {
         check(arena, entry)?;
     }
-    Ok(Parsed {
-        entries,
-        body,
-        payload: *payload,
-    })
+    Ok(Parsed { entries, body })
 }
 
 /// Checks that an entry names something that is there, in that generation, counted, and of that kind.

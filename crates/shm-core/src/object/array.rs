@@ -2,8 +2,10 @@
 
 use core::sync::atomic::AtomicU64;
 
-use crate::cells::{CellArray, PAYLOAD_WORDS};
+use crate::cells::{CellArray, Cells, PAYLOAD_WORDS};
+use crate::lane::Lane;
 use crate::sync::Shared;
+use crate::word::Ring;
 
 /// An array in an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +58,41 @@ pub struct ArrayRef<'a> {
     pub(super) flags: &'a AtomicU64,
     pub(super) capacity: u64,
     pub(crate) first: u64,
+}
+
+/// What a consumer looks at while it spins.
+#[derive(Debug)]
+pub enum Lookout<'a> {
+    /// For messages in cells.
+    Cells(Cells<ArrayRef<'a>>),
+    /// For messages in a lane.
+    Lane(Lane<ArrayRef<'a>>),
+    /// Nothing comes here.
+    Nothing,
+}
+
+impl Lookout<'_> {
+    /// Whether it is worth trying to take a message. Only a hint: one that was handed back, or the end, is not seen.
+    #[inline(always)]
+    #[must_use]
+    pub fn glance(&self) -> bool {
+        match self {
+            Self::Cells(cells) => cells.glance(),
+            Self::Lane(lane) => lane.glance(),
+            Self::Nothing => false,
+        }
+    }
+}
+
+impl ArrayRef<'_> {
+    /// The cell of a position.
+    #[inline]
+    pub(crate) fn index(&self, pos: u64) -> u64 {
+        Ring {
+            capacity: self.capacity,
+        }
+        .index(pos)
+    }
 }
 
 impl CellArray for ArrayRef<'_> {

@@ -27,7 +27,7 @@ mod header;
 mod mend;
 
 pub(crate) use array::Placed;
-pub use array::{Array, ArrayRef};
+pub use array::{Array, ArrayRef, Lookout};
 pub use end::End;
 pub use header::ObjectKind;
 pub(crate) use mend::{empty, mend, notify_changed};
@@ -45,6 +45,7 @@ pub struct Object {
 impl Object {
     /// The arena the object is in.
     #[must_use]
+    #[inline]
     pub fn arena(&self) -> &Arena {
         self.held.arena()
     }
@@ -111,6 +112,7 @@ impl Object {
     /// # Panics
     /// For another index than 0 or 1.
     #[must_use]
+    #[inline]
     pub fn event(&self, index: u64) -> Event<'_, Shared> {
         assert!(index < 2, "an object has two events");
         event_at(self.arena().segment(), self.base, index)
@@ -126,6 +128,7 @@ impl Object {
 
     /// What array `index` is, with its size.
     #[must_use]
+    #[inline]
     pub fn array(&self, index: usize) -> Array {
         self.arrays
             .get(index)
@@ -140,6 +143,7 @@ impl Object {
     ///
     /// # Errors
     /// `WrongMode` when the array is something else.
+    #[inline]
     pub fn cells(&self, index: usize) -> Result<Cells<ArrayRef<'_>>> {
         match self.arrays.get(index) {
             Some(&Placed {
@@ -157,6 +161,7 @@ impl Object {
     ///
     /// # Errors
     /// `WrongMode` when the array is something else.
+    #[inline]
     pub fn lane(&self, index: usize) -> Result<Lane<ArrayRef<'_>>> {
         match self.arrays.get(index) {
             Some(&Placed {
@@ -167,6 +172,17 @@ impl Object {
         }
     }
 
+    /// What to look at while waiting for a message in array `index`.
+    #[must_use]
+    pub fn lookout(&self, index: usize) -> Lookout<'_> {
+        match self.array(index) {
+            Array::Cells { .. } => self.cells(index).map_or(Lookout::Nothing, Lookout::Cells),
+            Array::Lane { .. } => self.lane(index).map_or(Lookout::Nothing, Lookout::Lane),
+            Array::None | Array::Slots { .. } => Lookout::Nothing,
+        }
+    }
+
+    #[inline]
     fn array_ref(&self, index: usize, capacity: u32, first: u64) -> ArrayRef<'_> {
         let segment = self.arena().segment();
         let tail = self.base + object::TAILS + 2 * index as u64 * LINE;
@@ -210,6 +226,7 @@ impl Object {
     }
 
     /// Line of an end.
+    #[inline]
     pub(crate) fn end_line(&self, index: u64) -> u64 {
         assert!(index < 2, "an object has two ends");
         (self.base + object::ENDS) / LINE + index
@@ -217,6 +234,7 @@ impl Object {
 
     /// How many processes and messages hold side `index`.
     #[must_use]
+    #[inline]
     pub fn end_count(&self, index: u64) -> u64 {
         let word = self
             .arena()
@@ -259,6 +277,7 @@ impl fmt::Debug for Object {
             .finish()
     }
 }
+#[inline]
 fn event_at(segment: &Segment, base: u64, index: u64) -> Event<'_, Shared> {
     let line = base + object::EVENTS + index * LINE;
     Event::new(segment.half(line), segment.half(line + 4))

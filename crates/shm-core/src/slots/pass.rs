@@ -1,0 +1,264 @@
+//! Handing slots over: the hot path of a ring.
+//!
+//! The same steps as for other messages ([`transfer`](crate::transfer)), in the same order, for a message that is one
+//! reference: nothing is allocated, no message is built, and what can be made ready before is. Between the sender's first
+//! store and the receiver's return only the cell's own line moves from one processor to the other; a slot's line is touched
+//! when it is loaned and when it is given back.
+
+use super::{Borrow, Loan, Share, Slots, State};
+use crate::cells::{Cells, Claim, PAYLOAD_WORDS, Take, Wake};
+use crate::error::{Error, ErrorKind, Result};
+use crate::lane::Lane;
+use crate::lease::{Kind, Ticket};
+use crate::line::GENERATION_MASK;
+use crate::message::FORM_SLOT;
+use crate::object::{Array, ArrayRef};
+use crate::transfer::{Put, cell_offset, damaged};
+
+/// Words that travel with a slot, inside the cell that names it.
+pub const META_WORDS: usize = PAYLOAD_WORDS - 2;
+
+/// A place for a slot that is about to be borrowed: what borrowing needs, taken before the wait for it.
+#[derive(Debug)]
+pub struct Seat {
+    share: Share,
+}
+
+/// What borrowing came to.
+#[derive(Debug)]
+#[must_use]
+pub enum Taken {
+    /// A slot, and the position of the message that named it.
+    Slot(Borrow, u64),
+    /// There is none now. The seat is for the next try.
+    NotNow(Seat),
+    /// Closed, and nothing is left.
+    Drained,
+}
+
+/// What a payload says: the slot it names, its generation and the words beside it.
+type Named = (u32, u64, [u64; META_WORDS]);
+
+impl Slots {
+    /// Makes ready to borrow.
+    ///
+    /// # Errors
+    /// `LeasesFull`, `AfterFork`.
+    pub fn seat(&self) -> Result<Seat> {
+        let arena = self.object().arena();
+        arena.check_not_forked("borrowing a slot")?;
+        let lease = arena.leases().reserve(arena.segment())?;
+        let share = Share {
+            slots: self.clone(),
+            generation: 0,
+            lease,
+            slot: 0,
+            state: State::Vacant,
+        };
+        Ok(Seat { share })
+    }
+
+    /// Hands a slot of these over through array `index` of their object, with these words beside it. On `Done` the loan is
+    /// spent: dropping it does nothing.
+    ///
+    /// A lane must not be put into by two threads or processes at once; its owner crate sees to that.
+    ///
+    /// # Errors
+    /// `Stale` for a spent loan; `Layout` when the cells contradict each other.
+    pub fn put(&self, index: usize, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<Put> {
+        if loan.share.state != State::Counting {
+            return Err(Error::new(
+                ErrorKind::Stale,
+                "a slot was to be handed over a second time",
+            ));
+        }
+        let line = self.line(loan.share.slot);
+        let [a, b, c, d, e] = *meta;
+        let named = u64::from(FORM_SLOT) | (line << 8);
+        let payload = [named, loan.share.generation, a, b, c, d, e];
+        match self.object().array(index) {
+            Array::Lane { .. } => Ok(self.put_lane(&self.object().lane(index)?, loan, &payload)),
+            _ => self.put_cell(&self.object().cells(index)?, loan, &payload),
+        }
+    }
+
+    #[inline]
+    fn put_lane(
+        &self,
+        lane: &Lane<ArrayRef<'_>>,
+        loan: &mut Loan,
+        payload: &[u64; PAYLOAD_WORDS],
+    ) -> Put {
+        if lane.is_closed() {
+            return Put::Closed;
+        }
+        let Some(pos) = lane.next_free() else {
+            return Put::Full;
+        };
+        lane.write(pos, payload);
+        crate::failpoint!("lane.put.written");
+        loan.share.state = State::Gone;
+        loan.share.record(Kind::GivingLane, &lane.0, pos);
+        crate::failpoint!("lane.put.giving");
+        if !lane.publish(pos) {
+            loan.share.hold();
+            return Put::Closed;
+        }
+        crate::failpoint!("lane.put.published");
+        loan.share.spend();
+        Put::Done(pos)
+    }
+
+    #[inline]
+    fn put_cell(
+        &self,
+        cells: &Cells<ArrayRef<'_>>,
+        loan: &mut Loan,
+        payload: &[u64; PAYLOAD_WORDS],
+    ) -> Result<Put> {
+        let pos = match cells.claim(self.object().arena().me()) {
+            Claim::At(pos) => pos,
+            Claim::Full => return Ok(Put::Full),
+            Claim::Pending(owner) => return Ok(Put::Pending(owner)),
+            Claim::Closed => return Ok(Put::Closed),
+            Claim::Damaged => return Err(damaged()),
+        };
+        crate::failpoint!("put.claimed");
+        cells.write(pos, payload);
+        crate::failpoint!("put.written");
+        loan.share.state = State::Gone;
+        loan.share.record(Kind::Giving, &cells.0, pos);
+        crate::failpoint!("put.giving");
+        cells.publish(pos);
+        crate::failpoint!("put.published");
+        loan.share.spend();
+        Ok(Put::Done(pos))
+    }
+
+    /// Borrows the next slot from array `index` of its object. `seen_orphans` is the consumer's own, 0 at first.
+    ///
+    /// A lane must not be taken from by two threads or processes at once; its owner crate sees to that.
+    ///
+    /// # Errors
+    /// `Decode` for a message that names no slot of these: it is gone. `Layout` when the cells contradict each other.
+    pub fn take(&self, index: usize, seat: Seat, seen_orphans: &mut u64) -> Result<Taken> {
+        match self.object().array(index) {
+            Array::Lane { .. } => self.take_lane(&self.object().lane(index)?, seat),
+            _ => self.take_cell(&self.object().cells(index)?, seat, seen_orphans),
+        }
+    }
+
+    #[inline]
+    fn take_lane(&self, lane: &Lane<ArrayRef<'_>>, seat: Seat) -> Result<Taken> {
+        let mut share = seat.share;
+        let Some(pos) = lane.next_ready() else {
+            let drained = lane.is_closed() && lane.is_drained(lane.head());
+            return Ok(if drained {
+                Taken::Drained
+            } else {
+                Taken::NotNow(Seat { share })
+            });
+        };
+        let Some((slot, generation, meta)) = self.named(&lane.read(pos)) else {
+            lane.release(pos);
+            return Err(malformed());
+        };
+        (share.slot, share.generation, share.state) = (slot, generation, State::Gone);
+        share.record(Kind::RecvLane, &lane.0, pos);
+        crate::failpoint!("lane.get.recorded");
+        // Nobody waits for the cell: there are as many as slots, and whoever has a slot to put finds one free.
+        lane.release_unannounced(pos);
+        crate::failpoint!("lane.get.released");
+        share.hold();
+        crate::failpoint!("slot.borrowed");
+        Ok(Taken::Slot(Borrow { share, meta }, pos))
+    }
+
+    #[inline]
+    fn take_cell(
+        &self,
+        cells: &Cells<ArrayRef<'_>>,
+        seat: Seat,
+        seen_orphans: &mut u64,
+    ) -> Result<Taken> {
+        let pos = match cells.take(self.object().arena().me(), seen_orphans) {
+            Take::At { pos, .. } => pos,
+            Take::Empty | Take::Pending(_) => return Ok(Taken::NotNow(seat)),
+            Take::Drained => return Ok(Taken::Drained),
+            Take::Damaged => return Err(damaged()),
+        };
+        crate::failpoint!("get.taken");
+        let Some((slot, generation, meta)) = self.named(&cells.read(pos)) else {
+            let _ = cells.release(pos);
+            return Err(malformed());
+        };
+        let mut share = seat.share;
+        (share.slot, share.generation, share.state) = (slot, generation, State::Gone);
+        share.record(Kind::Recv, &cells.0, pos);
+        crate::failpoint!("get.recorded");
+        let wake = cells.release(pos);
+        crate::failpoint!("get.released");
+        share.hold();
+        if wake == Wake::All {
+            self.object().notify_all();
+        }
+        crate::failpoint!("slot.borrowed");
+        Ok(Taken::Slot(Borrow { share, meta }, pos))
+    }
+
+    /// What a payload says, if it names a slot of these. Whether the slot is really given in that generation shows when it
+    /// is given back: looking now would fetch the slot's line, which costs as much as all the rest.
+    #[inline]
+    fn named(&self, payload: &[u64; PAYLOAD_WORDS]) -> Option<Named> {
+        let [named, generation, meta @ ..] = *payload;
+        let slot = (named >> 8).checked_sub(self.line(0))?;
+        let fits = named as u8 == FORM_SLOT
+            && slot < u64::from(self.count())
+            && generation <= GENERATION_MASK;
+        fits.then_some((slot as u32, generation, meta))
+    }
+}
+
+impl Share {
+    /// Writes the entry for a reference that is on its way through the cell at `pos`.
+    #[inline]
+    fn record(&self, kind: Kind, array: &ArrayRef<'_>, pos: u64) {
+        let arena = self.slots.object().arena();
+        let reference = (kind, self.slots.line(self.slot), self.generation);
+        let ticket = Ticket {
+            cell: cell_offset(array, pos),
+            position: pos,
+        };
+        arena
+            .leases()
+            .record_ticket(arena.segment(), self.lease, reference, ticket);
+    }
+
+    /// The reference is this process's.
+    #[inline]
+    fn hold(&mut self) {
+        let arena = self.slots.object().arena();
+        let line = self.slots.line(self.slot);
+        arena
+            .leases()
+            .mark(arena.segment(), self.lease, Kind::Held, line);
+        self.state = State::Counting;
+    }
+
+    /// The message owns the reference: the entry becomes FREE.
+    #[inline]
+    fn spend(&mut self) {
+        let arena = self.slots.object().arena();
+        arena.leases().clear(arena.segment(), self.lease);
+        arena.leases().put_back(self.lease);
+        self.state = State::Gone;
+    }
+}
+
+#[cold]
+fn malformed() -> Error {
+    Error::new(
+        ErrorKind::Decode,
+        "a ring's message names no slot of that ring; a participant wrote where it must not",
+    )
+}
