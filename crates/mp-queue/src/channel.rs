@@ -10,7 +10,7 @@ use shm_core::arena::Arena;
 use shm_core::failure::PeerFailure;
 use shm_core::message::{self, Incoming, Outgoing};
 use shm_core::object::{Array, Object, ObjectKind};
-use shm_core::slots::{Borrow, Loan, META_WORDS, Slots, Taken};
+use shm_core::slots::{Loan, META_WORDS, Seat, Slots, Taken};
 use shm_core::transfer::{Get, Put};
 
 use crate::error::{Error, ErrorKind, PutError, Result};
@@ -197,7 +197,7 @@ impl Channel {
         })
     }
 
-    /// Borrows the next slot, waiting until `deadline` for one. `seen_orphans` is the consumer's own, 0 at first.
+    /// Borrows the next slot into a seat, waiting until `deadline` for one. `seen_orphans` is the consumer's own, 0 at first.
     ///
     /// # Errors
     /// As [`Receiver::get`](crate::Receiver::get).
@@ -205,21 +205,14 @@ impl Channel {
     pub fn get_slot(
         &self,
         slots: &Slots,
+        seat: &mut Seat,
         seen_orphans: &mut u64,
         deadline: Deadline,
-    ) -> Result<Borrow> {
-        let mut seat = Some(slots.seat()?);
+    ) -> Result<()> {
         self.get_with(deadline, |_| {
-            let free = match seat.take() {
-                Some(free) => free,
-                None => slots.seat()?,
-            };
-            Ok(match slots.take(0, free, seen_orphans)? {
-                Taken::Slot(borrow, position) => Got::Message(borrow, position),
-                Taken::NotNow(free) => {
-                    seat = Some(free);
-                    Got::NotNow
-                }
+            Ok(match slots.take(0, seat, seen_orphans)? {
+                Taken::Slot(position) => Got::Message((), position),
+                Taken::NotNow => Got::NotNow,
                 Taken::Drained => Got::Drained,
             })
         })

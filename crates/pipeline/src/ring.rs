@@ -355,9 +355,10 @@ impl Consumer {
         } = &self.side;
         // Before the wait, like all else that need not come after it.
         let layout = Arc::clone(layout);
-        match channel.get_slot(slots, &mut self.seen_orphans, deadline) {
-            Ok(borrow) => Ok(Some(Borrowed {
-                borrow,
+        let mut seat = slots.seat()?;
+        match channel.get_slot(slots, &mut seat, &mut self.seen_orphans, deadline) {
+            Ok(()) => Ok(Some(Borrowed {
+                borrow: seat.into_borrow(),
                 layout,
                 asked_ns,
                 borrowed_ns: self.now_if_timed(),

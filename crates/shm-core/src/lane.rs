@@ -71,7 +71,10 @@ impl<A: CellArray> Lane<A> {
             .compare_exchange(word::free(pos), word::ready(pos), SeqCst, Relaxed)
             .is_ok();
         if published {
-            self.0.tail().store(self.ring().after(pos), Release);
+            let next = self.ring().after(pos);
+            self.0.tail().store(next, Release);
+            // The consumer wrote that line last; fetched now, the next message need not wait for it.
+            A::M::expect_write(self.word(next));
         }
         published
     }

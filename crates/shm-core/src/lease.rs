@@ -95,7 +95,7 @@ pub(crate) struct EntryRef<'a> {
 impl<'a> EntryRef<'a> {
     #[inline]
     fn at(segment: &'a Segment, offset: u64) -> Self {
-        let [state, generation, ticket_cell, ticket_position] = segment.words4(offset);
+        let [state, generation, ticket_cell, ticket_position] = segment.block_at(offset);
         Self {
             state,
             generation,

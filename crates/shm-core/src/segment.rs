@@ -288,12 +288,12 @@ impl Segment {
         }
     }
 
-    /// Four words in a row, as [`word`](Self::word).
-    #[inline]
+    /// So many words in a row, as [`word`](Self::word).
+    #[inline(always)]
     #[must_use]
-    pub(crate) fn words4(&self, offset: u64) -> [&AtomicU64; 4] {
-        match self.words_at(offset, 4) {
-            Some([a, b, c, d]) => [a, b, c, d],
+    pub(crate) fn block_at<const N: usize>(&self, offset: u64) -> &[AtomicU64; N] {
+        match self.words_at(offset, N as u64).map(TryFrom::try_from) {
+            Some(Ok(words)) => words,
             _ => outside(offset),
         }
     }

@@ -4,6 +4,7 @@ use core::sync::atomic::AtomicU64;
 
 use crate::cells::{CellArray, Cells, PAYLOAD_WORDS};
 use crate::lane::Lane;
+use crate::layout::{LINE, WORD, object};
 use crate::sync::Shared;
 use crate::word::Ring;
 
@@ -49,16 +50,19 @@ pub(crate) struct Placed {
 }
 
 /// An array of cells in an object, as the algorithms of [`crate::cells`] and [`crate::lane`] see it.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct ArrayRef<'a> {
-    pub(super) words: &'a [AtomicU64],
-    pub(super) tail: &'a AtomicU64,
-    pub(super) head: &'a AtomicU64,
-    pub(super) orphan_epoch: &'a AtomicU64,
-    pub(super) flags: &'a AtomicU64,
+    pub(super) cells: &'a [AtomicU64],
+    /// The object's own words, in front of all arrays.
+    pub(super) header: &'a [AtomicU64; HEADER_WORDS],
+    /// Which of the object's arrays.
+    pub(super) index: usize,
     pub(super) capacity: u64,
     pub(crate) first: u64,
 }
+
+/// Words in the header of an object.
+pub(crate) const HEADER_WORDS: usize = (object::USER / WORD) as usize;
 
 /// What a consumer looks at while it spins.
 #[derive(Debug)]
@@ -103,37 +107,37 @@ impl CellArray for ArrayRef<'_> {
         self.capacity
     }
 
-    #[inline]
+    #[inline(always)]
     fn word(&self, index: u64) -> &AtomicU64 {
-        &self.words[index as usize * 8]
+        &self.cells[index as usize * 8]
     }
 
-    #[inline]
+    #[inline(always)]
     fn payload(&self, index: u64) -> &[AtomicU64; PAYLOAD_WORDS] {
         let start = index as usize * 8 + 1;
-        match self.words[start..start + PAYLOAD_WORDS].try_into() {
+        match self.cells[start..start + PAYLOAD_WORDS].try_into() {
             Ok(words) => words,
             Err(_) => unreachable!("the range has that many words"),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn tail(&self) -> &AtomicU64 {
-        self.tail
+        &self.header[((object::TAILS + 2 * self.index as u64 * LINE) / WORD) as usize]
     }
 
-    #[inline]
+    #[inline(always)]
     fn head(&self) -> &AtomicU64 {
-        self.head
+        &self.header[((object::TAILS + (2 * self.index as u64 + 1) * LINE) / WORD) as usize]
     }
 
-    #[inline]
+    #[inline(always)]
     fn orphan_epoch(&self) -> &AtomicU64 {
-        self.orphan_epoch
+        &self.header[(object::ORPHAN_EPOCH / WORD) as usize]
     }
 
-    #[inline]
+    #[inline(always)]
     fn closed(&self) -> &AtomicU64 {
-        self.flags
+        &self.header[(object::FLAGS / WORD) as usize]
     }
 }

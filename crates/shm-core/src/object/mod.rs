@@ -147,9 +147,9 @@ impl Object {
     pub fn cells(&self, index: usize) -> Result<Cells<ArrayRef<'_>>> {
         match self.arrays.get(index) {
             Some(&Placed {
-                array: Array::Cells { capacity },
-                first,
-            }) => Ok(Cells(self.array_ref(index, capacity, first))),
+                array: Array::Cells { .. },
+                ..
+            }) => Ok(Cells(self.messages(index))),
             _ => Err(Error::wrong_mode(
                 "an object without cells",
                 "a queue with cells",
@@ -165,9 +165,9 @@ impl Object {
     pub fn lane(&self, index: usize) -> Result<Lane<ArrayRef<'_>>> {
         match self.arrays.get(index) {
             Some(&Placed {
-                array: Array::Lane { capacity },
-                first,
-            }) => Ok(Lane(self.array_ref(index, capacity, first))),
+                array: Array::Lane { .. },
+                ..
+            }) => Ok(Lane(self.messages(index))),
             _ => Err(Error::wrong_mode("an object without a lane", "a lane")),
         }
     }
@@ -176,25 +176,28 @@ impl Object {
     #[must_use]
     pub fn lookout(&self, index: usize) -> Lookout<'_> {
         match self.array(index) {
-            Array::Cells { .. } => self.cells(index).map_or(Lookout::Nothing, Lookout::Cells),
-            Array::Lane { .. } => self.lane(index).map_or(Lookout::Nothing, Lookout::Lane),
+            Array::Cells { .. } => Lookout::Cells(Cells(self.messages(index))),
+            Array::Lane { .. } => Lookout::Lane(Lane(self.messages(index))),
             Array::None | Array::Slots { .. } => Lookout::Nothing,
         }
     }
 
-    #[inline]
-    fn array_ref(&self, index: usize, capacity: u32, first: u64) -> ArrayRef<'_> {
+    /// Array `index` as the algorithms see it; of no cells if it is no array of cells.
+    #[inline(always)]
+    pub(crate) fn messages(&self, index: usize) -> ArrayRef<'_> {
         let segment = self.arena().segment();
-        let tail = self.base + object::TAILS + 2 * index as u64 * LINE;
+        let (capacity, first) = match self.arrays.get(index) {
+            Some(&Placed {
+                array: Array::Cells { capacity } | Array::Lane { capacity },
+                first,
+            }) => (u64::from(capacity), first),
+            _ => (0, self.base),
+        };
         ArrayRef {
-            words: segment
-                .words_at(first, u64::from(capacity) * 8)
-                .unwrap_or(&[]),
-            tail: segment.word(tail),
-            head: segment.word(tail + LINE),
-            orphan_epoch: segment.word(self.base + object::ORPHAN_EPOCH),
-            flags: segment.word(self.base + object::FLAGS),
-            capacity: capacity.into(),
+            cells: segment.words_at(first, capacity * 8).unwrap_or(&[]),
+            header: segment.block_at(self.base),
+            index,
+            capacity,
             first,
         }
     }

@@ -200,7 +200,9 @@ impl Borrow {
 impl Drop for Borrow {
     fn drop(&mut self) {
         // Before the share's own drop.
-        crate::failpoint!("slot.released");
+        if self.share.state == State::Counting {
+            crate::failpoint!("slot.released");
+        }
     }
 }
 

@@ -18,20 +18,35 @@ use crate::transfer::{Put, cell_offset, damaged};
 /// Words that travel with a slot, inside the cell that names it.
 pub const META_WORDS: usize = PAYLOAD_WORDS - 2;
 
-/// A place for a slot that is about to be borrowed: what borrowing needs, taken before the wait for it.
+/// A place for a slot that is about to be borrowed: what borrowing needs, taken before the wait for it, and filled where it
+/// is. (What has just been written word by word cannot be moved at once without the processor stalling.)
 #[derive(Debug)]
-pub struct Seat {
-    share: Share,
+pub struct Seat(Borrow);
+
+impl Seat {
+    /// The slot that was taken into this seat.
+    ///
+    /// # Panics
+    /// When none was.
+    #[inline]
+    #[must_use]
+    pub fn into_borrow(self) -> Borrow {
+        assert!(
+            self.0.share.state == State::Counting,
+            "no slot was taken into this seat"
+        );
+        self.0
+    }
 }
 
 /// What borrowing came to.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Taken {
-    /// A slot, and the position of the message that named it.
-    Slot(Borrow, u64),
-    /// There is none now. The seat is for the next try.
-    NotNow(Seat),
+    /// A slot is in the seat; the position of the message that named it.
+    Slot(u64),
+    /// There is none now.
+    NotNow,
     /// Closed, and nothing is left.
     Drained,
 }
@@ -44,6 +59,7 @@ impl Slots {
     ///
     /// # Errors
     /// `LeasesFull`, `AfterFork`.
+    #[inline]
     pub fn seat(&self) -> Result<Seat> {
         let arena = self.object().arena();
         arena.check_not_forked("borrowing a slot")?;
@@ -55,7 +71,10 @@ impl Slots {
             slot: 0,
             state: State::Vacant,
         };
-        Ok(Seat { share })
+        Ok(Seat(Borrow {
+            share,
+            meta: [0; META_WORDS],
+        }))
     }
 
     /// Hands a slot of these over through array `index` of their object, with these words beside it. On `Done` the loan is
@@ -77,12 +96,17 @@ impl Slots {
         let named = u64::from(FORM_SLOT) | (line << 8);
         let payload = [named, loan.share.generation, a, b, c, d, e];
         match self.object().array(index) {
-            Array::Lane { .. } => Ok(self.put_lane(&self.object().lane(index)?, loan, &payload)),
-            _ => self.put_cell(&self.object().cells(index)?, loan, &payload),
+            Array::Lane { .. } => {
+                Ok(self.put_lane(&Lane(self.object().messages(index)), loan, &payload))
+            }
+            Array::Cells { .. } => {
+                self.put_cell(&Cells(self.object().messages(index)), loan, &payload)
+            }
+            Array::None | Array::Slots { .. } => Err(damaged()),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn put_lane(
         &self,
         lane: &Lane<ArrayRef<'_>>,
@@ -109,7 +133,7 @@ impl Slots {
         Put::Done(pos)
     }
 
-    #[inline]
+    #[inline(always)]
     fn put_cell(
         &self,
         cells: &Cells<ArrayRef<'_>>,
@@ -137,33 +161,45 @@ impl Slots {
 
     /// Borrows the next slot from array `index` of its object. `seen_orphans` is the consumer's own, 0 at first.
     ///
+    /// The seat is one of these slots' own, and empty; it stays so unless the answer is `Slot`.
+    ///
     /// A lane must not be taken from by two threads or processes at once; its owner crate sees to that.
     ///
     /// # Errors
     /// `Decode` for a message that names no slot of these: it is gone. `Layout` when the cells contradict each other.
-    pub fn take(&self, index: usize, seat: Seat, seen_orphans: &mut u64) -> Result<Taken> {
+    pub fn take(&self, index: usize, seat: &mut Seat, seen_orphans: &mut u64) -> Result<Taken> {
+        if seat.0.share.state != State::Vacant {
+            return Err(Error::new(
+                ErrorKind::Stale,
+                "a slot was to be borrowed into a seat that is taken",
+            ));
+        }
         match self.object().array(index) {
-            Array::Lane { .. } => self.take_lane(&self.object().lane(index)?, seat),
-            _ => self.take_cell(&self.object().cells(index)?, seat, seen_orphans),
+            Array::Lane { .. } => self.take_lane(&Lane(self.object().messages(index)), seat),
+            Array::Cells { .. } => {
+                self.take_cell(&Cells(self.object().messages(index)), seat, seen_orphans)
+            }
+            Array::None | Array::Slots { .. } => Err(damaged()),
         }
     }
 
-    #[inline]
-    fn take_lane(&self, lane: &Lane<ArrayRef<'_>>, seat: Seat) -> Result<Taken> {
-        let mut share = seat.share;
+    #[inline(always)]
+    fn take_lane(&self, lane: &Lane<ArrayRef<'_>>, seat: &mut Seat) -> Result<Taken> {
         let Some(pos) = lane.next_ready() else {
             let drained = lane.is_closed() && lane.is_drained(lane.head());
             return Ok(if drained {
                 Taken::Drained
             } else {
-                Taken::NotNow(Seat { share })
+                Taken::NotNow
             });
         };
         let Some((slot, generation, meta)) = self.named(&lane.read(pos)) else {
             lane.release(pos);
             return Err(malformed());
         };
+        let Borrow { share, meta: place } = &mut seat.0;
         (share.slot, share.generation, share.state) = (slot, generation, State::Gone);
+        *place = meta;
         share.record(Kind::RecvLane, &lane.0, pos);
         crate::failpoint!("lane.get.recorded");
         // Nobody waits for the cell: there are as many as slots, and whoever has a slot to put finds one free.
@@ -171,19 +207,19 @@ impl Slots {
         crate::failpoint!("lane.get.released");
         share.hold();
         crate::failpoint!("slot.borrowed");
-        Ok(Taken::Slot(Borrow { share, meta }, pos))
+        Ok(Taken::Slot(pos))
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_cell(
         &self,
         cells: &Cells<ArrayRef<'_>>,
-        seat: Seat,
+        seat: &mut Seat,
         seen_orphans: &mut u64,
     ) -> Result<Taken> {
         let pos = match cells.take(self.object().arena().me(), seen_orphans) {
             Take::At { pos, .. } => pos,
-            Take::Empty | Take::Pending(_) => return Ok(Taken::NotNow(seat)),
+            Take::Empty | Take::Pending(_) => return Ok(Taken::NotNow),
             Take::Drained => return Ok(Taken::Drained),
             Take::Damaged => return Err(damaged()),
         };
@@ -192,8 +228,9 @@ impl Slots {
             let _ = cells.release(pos);
             return Err(malformed());
         };
-        let mut share = seat.share;
+        let Borrow { share, meta: place } = &mut seat.0;
         (share.slot, share.generation, share.state) = (slot, generation, State::Gone);
+        *place = meta;
         share.record(Kind::Recv, &cells.0, pos);
         crate::failpoint!("get.recorded");
         let wake = cells.release(pos);
@@ -203,12 +240,12 @@ impl Slots {
             self.object().notify_all();
         }
         crate::failpoint!("slot.borrowed");
-        Ok(Taken::Slot(Borrow { share, meta }, pos))
+        Ok(Taken::Slot(pos))
     }
 
     /// What a payload says, if it names a slot of these. Whether the slot is really given in that generation shows when it
     /// is given back: looking now would fetch the slot's line, which costs as much as all the rest.
-    #[inline]
+    #[inline(always)]
     fn named(&self, payload: &[u64; PAYLOAD_WORDS]) -> Option<Named> {
         let [named, generation, meta @ ..] = *payload;
         let slot = (named >> 8).checked_sub(self.line(0))?;
