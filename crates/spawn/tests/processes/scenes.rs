@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use libtest_mimic::Trial;
 use spawn::{ErrorKind, Exit, spawn};
 
+use crate::arena;
 use crate::entry;
 use crate::support::{
     self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, wait_for_end,
@@ -26,6 +27,7 @@ pub(crate) fn tests() -> Vec<Trial> {
 /// Runs the program of a scene.
 pub(crate) fn play(name: &str) -> ExitCode {
     match name {
+        "arena" => arena::arena_scene(),
         "hello" => entry::hello_scene(),
         "stdin" => entry::stdin_scene(),
         "parent" => parent_scene(),
