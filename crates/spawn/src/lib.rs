@@ -117,7 +117,7 @@ mod trampoline;
 mod worker;
 
 pub use builder::{Builder, builder, spawn};
-pub use context::SpawnContext;
+pub use context::{SpawnContext, Stopper};
 pub use entry::init;
 pub use error::{Error, ErrorKind, Exit, Result, Worker};
 pub use group::Group;

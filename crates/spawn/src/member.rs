@@ -400,8 +400,6 @@ impl Member {
                 object.record_departure(&self.worker);
             }
         }
-        if let Some(member) = self.arena {
-            link::bury(member);
-        }
+        link::bury(self.arena);
     }
 }

@@ -173,9 +173,9 @@ pub(crate) fn arena_scene() {
         let error = spawn(|_, _: Vec<u8>| (), vec![1_u8; 100 << 20], 1).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Arguments), "{error:?}");
 
-        // More rounds than the arena could hold if the dead kept what they had: 100 × (1 MiB + 8 MiB).
+        // More rounds than the arena could hold if the dead kept what they had: 20 × (1 MiB + 8 MiB).
         let shared = Tensor::full([1 << 20], 7_u8).unwrap().freeze();
-        for _ in 0..50 {
+        for _ in 0..20 {
             assert!(
                 spawn(dies_with_tensors, shared.clone(), 1)
                     .unwrap()
