@@ -217,6 +217,9 @@ pub(crate) enum Explored {
     Word(usize),
     /// Additions to it are lost (for a control variant).
     Frozen(usize),
+    /// A plain word that only the process whose turn it is touches: to write it belongs to the step
+    /// that follows.
+    Quiet(usize),
     /// Holds 0 whatever is written, and to touch it is no step: for what a model leaves out.
     Nothing,
 }
@@ -225,13 +228,24 @@ impl Explored {
     fn address(&self) -> usize {
         match self {
             Self::Word(address) | Self::Frozen(address) => *address,
-            Self::Nothing => unreachable!("nothing sleeps on a word that is left out"),
+            Self::Quiet(_) | Self::Nothing => {
+                unreachable!("nothing sleeps on a word that is left out")
+            }
         }
     }
 
     fn update(&self, update: impl FnOnce(u64) -> u64) -> u64 {
         match self {
             Self::Nothing => 0,
+            Self::Quiet(address) => RUN.with_borrow_mut(|slot| {
+                let run = slot.as_mut().expect("an operation outside a step");
+                // In a replay it was done already, and the word may be another's by now.
+                if !run.stepped && run.cursor == run.log.len() {
+                    let word = &mut run.machine.words[*address];
+                    *word = update(*word);
+                }
+                0
+            }),
             Self::Word(address) | Self::Frozen(address) => operate(|run| {
                 let word = &mut run.machine.words[*address];
                 let before = *word;

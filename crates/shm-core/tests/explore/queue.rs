@@ -64,6 +64,10 @@ pub(crate) struct Config {
     pub(crate) close: bool,
     /// Waiting processes sleep; otherwise they poll.
     pub(crate) park: bool,
+    /// Messages after which a consumer leaves; 0: never.
+    pub(crate) takes: u8,
+    /// To write and read a payload is no step: a smaller world for what is about words only.
+    pub(crate) quiet_payload: bool,
     pub(crate) variant: Variant,
 }
 
@@ -78,6 +82,8 @@ impl Config {
         hand_backs: 0,
         close: false,
         park: false,
+        takes: 0,
+        quiet_payload: false,
         variant: Variant::Right,
     };
 }
@@ -231,6 +237,8 @@ pub(crate) struct Ghost {
     dead: u8,
     reuses: u8,
     hand_backs: u8,
+    /// Messages that each process consumed.
+    taken: [u8; PROCESSES],
 }
 
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -285,10 +293,11 @@ impl Queue {
             payloads: (0..cells)
                 .map(|cell| {
                     std::array::from_fn(|word| {
-                        if word < PAYLOAD {
-                            Explored::Word(CELLS + cells + cell * PAYLOAD + word)
-                        } else {
-                            Explored::Nothing
+                        let address = CELLS + cells + cell * PAYLOAD + word;
+                        match word < PAYLOAD {
+                            true if config.quiet_payload => Explored::Quiet(address),
+                            true => Explored::Word(address),
+                            false => Explored::Nothing,
                         }
                     })
                 })
@@ -368,7 +377,9 @@ impl Queue {
     fn go_on(&self, what: What) -> Act {
         match what {
             What::NotFull { n } => Act::Claim { n, ticket: None },
-            What::Claimed { n, pos } if self.is(Variant::PublishBeforeWrite) => {
+            What::Claimed { n, pos }
+                if self.config.quiet_payload || self.is(Variant::PublishBeforeWrite) =>
+            {
                 Act::Publish { n, pos }
             }
             What::Claimed { n, pos } => Act::Write { n, pos },
@@ -377,8 +388,19 @@ impl Queue {
             What::Taken { seen, taken } if self.is(Variant::ReleaseBeforeRead) => {
                 Act::Release { seen, taken }
             }
+            What::Taken { seen, taken } if self.config.quiet_payload => {
+                self.after_reading(seen, taken)
+            }
             What::Taken { seen, taken } => Act::Read { seen, taken },
             What::Drained => Act::Drained,
+        }
+    }
+
+    fn after_reading(&self, seen: u64, taken: Taken) -> Act {
+        if self.config.hand_backs > 0 {
+            Act::Decide { seen, taken }
+        } else {
+            Act::Release { seen, taken }
         }
     }
 
@@ -582,6 +604,7 @@ impl World for Queue {
                 dead: 0,
                 reuses: config.reuses,
                 hand_backs: config.hand_backs,
+                taken: [0; PROCESSES],
             },
             kills_left: config.kills,
         };
@@ -618,6 +641,9 @@ impl World for Queue {
                 }
             }
             Act::Publish { n, pos } => {
+                if self.config.quiet_payload {
+                    cells.write(pos, &[message(process, n) + 1; 7]);
+                }
                 cells.publish(pos);
                 if self.is(Variant::PublishBeforeWrite) {
                     Act::Write { n, pos }
@@ -650,10 +676,8 @@ impl World for Queue {
                 }
                 if self.is(Variant::ReleaseBeforeRead) {
                     Act::Take { seen, ticket: None }
-                } else if self.config.hand_backs > 0 {
-                    Act::Decide { seen, taken }
                 } else {
-                    Act::Release { seen, taken }
+                    self.after_reading(seen, taken)
                 }
             }
             Act::Decide { seen, taken } => match memory::choose(2) {
@@ -766,6 +790,7 @@ impl World for Queue {
         let mut act = state.processes[process].local.act;
         match &mut act {
             Act::Read { taken, .. }
+            | Act::Decide { taken, .. }
             | Act::Unregister {
                 what: What::Taken { taken, .. },
                 ..
@@ -799,8 +824,19 @@ impl World for Queue {
         state.processes[process].local.act = act;
         match before.act {
             Act::Publish { n, .. } => state.ghost.published |= 1 << message(process, n),
-            Act::Release { taken, .. } => Self::note_consumed(taken.value, &mut state.ghost)?,
+            Act::Release { taken, .. } => {
+                if self.config.takes > 0 {
+                    state.ghost.taken[process] += 1;
+                }
+                Self::note_consumed(taken.value, &mut state.ghost)?;
+            }
             _ => {}
+        }
+        if self.config.takes > 0
+            && state.ghost.taken[process] == self.config.takes
+            && matches!(act, Act::Take { .. })
+        {
+            state.processes[process].local.act = Act::Done;
         }
         self.assign(state);
         Ok(())
@@ -877,7 +913,9 @@ impl World for Queue {
         {
             return Ok(false);
         }
-        if self.all(state, Role::Consumer, dead) {
+        if self.all(state, Role::Consumer, gone)
+            && !self.all(state, Role::Consumer, |act| !dead(act))
+        {
             // Nobody is left to take what there is.
             return Ok(true);
         }
