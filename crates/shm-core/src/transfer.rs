@@ -180,6 +180,7 @@ impl Object {
         };
         if let Err(error) = departure.give(self, &message.pins, Kind::Giving, ticket) {
             cells.abandon(pos);
+            self.notify_all();
             departure.cancel(self);
             return Err(error);
         }
