@@ -1,3 +1,64 @@
-//! tensormp.
-
+//! Multiprocessing for tensors: processes hand tensors to each other without moving a byte.
+//!
+//! ```
+//! use tensormp::prelude::*;
+//!
+//! fn sum(_rank: usize, work: Receiver<Tensor<f32>>) -> tensormp::Result<f64> {
+//!     let mut total = 0.0;
+//!     for tensor in &work {
+//!         total += tensor.as_slice().iter().map(|&x| x as f64).sum::<f64>(); // read where it was written
+//!     } // dropped here: the block goes back, whoever allocated it
+//!     Ok(total)
+//! }
+//!
+//! fn main() -> tensormp::Result<()> {
+//!     tensormp::init(); // first: a worker is this program run again, and never returns from here
+//!     let (sender, receiver) = Queue::bounded(8)?.split();
+//!     let mut workers = spawn(sum, receiver, 2)?;
+//!     for i in 0..10 {
+//!         sender.put(Tensor::full([256, 256], i as f32)?)?; // a handle travels, not 256 KiB
+//!     }
+//!     drop(sender); // the last sender is gone: the workers' loops end
+//!     assert_eq!(workers.join()?.iter().sum::<f64>(), 256.0 * 256.0 * 45.0);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! This is the facade over five crates, each of which can be used alone:
+//!
+//! | crate | what it gives |
+//! |---|---|
+//! | [`shm_core`] | the arena, tensors in it, the processes that take part |
+//! | [`spawn`](mod@spawn_api) | functions run in other processes, supervised, their errors brought home |
+//! | [`mp_queue`] | queues, lanes, events, barriers |
+//! | [`pipeline`] | rings of slots, stages of replicated processes |
+//!
+//! It runs on Linux, on 64-bit machines. It does not reach other machines.
 #![forbid(unsafe_code)]
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("tensormp needs 64-bit Linux: memfd, futexes between processes, and pidfds");
+
+mod error;
+
+/// The crate `spawn`, whose function of the same name is [`spawn`](spawn()).
+pub use ::spawn as spawn_api;
+pub use ::spawn::{Group, Process, SpawnContext, Stdin, init, spawn};
+pub use error::{Error, Result};
+pub use mp_queue::{
+    self, Barrier, Event, LaneReceiver, LaneSender, PutError, Queue, Receiver, Sender, pair,
+};
+pub use pipeline;
+pub use shm_core::{
+    self, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Shape, SharedTensor,
+    Tensor, bf16, f16,
+};
+
+/// What most programs need: `use tensormp::prelude::*;`
+pub mod prelude {
+    pub use crate::{
+        Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group, LaneReceiver, LaneSender,
+        Process, Queue, Receiver, Sender, Shape, SharedTensor, SpawnContext, Stdin, Tensor, bf16,
+        f16, pair, spawn,
+    };
+}
