@@ -202,9 +202,9 @@ mod tests {
 
     #[test]
     fn control_structures_do_not_overlap_and_stay_small() {
+        const { assert!(DESCRIPTORS_START >= ROWS_START + ROWS * ROW) };
         for capacity in [1 << 30, 64 << 30, 2u64 << 40] {
             let start = chunks_start(capacity);
-            assert!(DESCRIPTORS_START >= ROWS_START + ROWS * ROW);
             assert!(start >= DESCRIPTORS_START + chunk_count(capacity) * DESCRIPTOR);
             assert!(start + chunk_count(capacity) * CHUNK <= capacity);
             assert!(start - PAGE <= capacity / 60 + 2 * CHUNK + ROWS * ROW);

@@ -30,6 +30,10 @@ pub enum Put {
 /// What a get came to.
 #[derive(Debug)]
 #[must_use]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a message is handed on at once; a box would cost an allocation each"
+)]
 pub enum Get {
     /// A message, and its position.
     Message(Incoming, u64),

@@ -19,7 +19,7 @@ fn main() {
     spawn::init();
     // A few starts and nothing else, to look at under strace or perf.
     if std::env::args().nth(1).as_deref() == Some("few") {
-        (0..20).for_each(|_| spawned());
+        (0..200).for_each(|_| spawned());
         return;
     }
     let mut floors = Vec::new();

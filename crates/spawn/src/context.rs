@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
 use crate::hello::Handle;
 use crate::link::Mailbox;
+use crate::stopper::Stopper;
 use crate::story::{Story, after};
 use crate::supervisor;
 
@@ -146,6 +147,13 @@ impl<R> SpawnContext<R> {
     /// Ends all processes now, with SIGKILL. Returns at once.
     pub fn kill(&self) {
         supervisor::stop(&self.story, true);
+    }
+
+    /// What stops these processes from another thread, while this one joins.
+    pub fn stopper(&self) -> Stopper {
+        Stopper {
+            story: Arc::clone(&self.story),
+        }
     }
 
     /// Waits for the end and reads the results, once.

@@ -6,11 +6,12 @@
 //! it may start a runtime or be given another stack, whatever `main` is; when it has returned, the process ends.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::thread;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketType, sockopt};
 use rustix::process::{
@@ -22,9 +23,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{Frame, clip};
 use crate::hello::Hello;
 use crate::image::image;
-use crate::link::{self, Member};
+use crate::link;
 use crate::panic;
-use crate::trampoline;
+use crate::trampoline::{self, Trampoline};
 use crate::worker::{Call, REFUSED};
 
 /// Set in a worker's environment to its parent's process id. It is a hint: whether a process is a worker is decided by
@@ -144,10 +145,12 @@ fn serve() -> ! {
     }
     let refused = match greet(control) {
         Ok(Some((hello, descriptors))) => match start(hello, control) {
-            Ok(ready) => {
-                // The function's thread waits for this; if it is gone, so is the process, in a moment.
-                let _ = ready.send(join(&hello, descriptors, control));
-                watch(control)
+            Ok(function) => {
+                // A thread that waits for this no more is found to have ended below.
+                let _ = function.ready.send(prepare(&hello, descriptors, control));
+                watch(control, &function.done);
+                // Joining lets the thread's own variables be dropped before the process ends.
+                std::process::exit(function.thread.join().unwrap_or(REFUSED))
             }
             Err(error) => format!("the thread for its function could not be started: {error}"),
         },
@@ -192,47 +195,65 @@ fn greet(control: &OwnedFd) -> Result<Option<(Hello, Vec<OwnedFd>)>, String> {
     Ok(Some((hello, packet.descriptors)))
 }
 
-/// Starts the function's thread. It finds the function while the main thread joins the arena, and runs it when that
-/// comes over the channel. The process ends with the function, so the thread ends the process.
-fn start(
-    hello: Hello,
-    control: &'static OwnedFd,
-) -> std::io::Result<Sender<Result<Member, String>>> {
-    let (ready, joined) = channel::<Result<Member, String>>();
-    thread::Builder::new()
+/// The thread that runs the function.
+struct Function {
+    /// Where it waits for the process to be what the greeting says.
+    ready: Sender<Result<Trampoline, String>>,
+    /// An event descriptor, readable when the function is over.
+    done: Arc<OwnedFd>,
+    /// Gives the exit code.
+    thread: JoinHandle<i32>,
+}
+
+/// Starts the function's thread. It comes up while the main thread prepares the process, and waits for that.
+fn start(hello: Hello, control: &'static OwnedFd) -> std::io::Result<Function> {
+    let (ready, prepared) = channel::<Result<Trampoline, String>>();
+    let done = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+    let signal = Signaler(Arc::clone(&done));
+    let thread = thread::Builder::new()
         .name(hello.name())
         .stack_size(STACK)
         .spawn(move || {
+            let _signal = signal;
             let call = Call {
                 hello: &hello,
                 control: control.as_fd(),
             };
-            let found = image().and_then(|image| trampoline::resolve(image, &hello));
-            let joined = joined
+            match prepared
                 .recv()
-                .unwrap_or_else(|_| Err("its main thread has ended".to_owned()));
-            let code = match (found, joined) {
-                (Ok(trampoline), Ok(member)) => {
-                    call.say(&Frame::Arrived {
-                        row: member.row,
-                        epoch: member.epoch,
-                    });
+                .unwrap_or_else(|_| Err("its main thread has ended".to_owned()))
+            {
+                Ok(trampoline) => {
                     panic::enter_function();
                     trampoline(&call)
                 }
-                (Err(reason), _) | (_, Err(reason)) => call.refuse(reason),
-            };
-            std::process::exit(code)
+                Err(reason) => call.refuse(reason),
+            }
         })?;
-    Ok(ready)
+    Ok(Function {
+        ready,
+        done,
+        thread,
+    })
 }
 
-/// Makes the process what the greeting says: its stdin, its name, its place in the arena.
-fn join(
+/// Tells the watcher that the function is over, however that came.
+struct Signaler(Arc<OwnedFd>);
+
+impl Drop for Signaler {
+    fn drop(&mut self) {
+        // The counter of an event that is written once cannot overflow, the only way in which this can fail.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Makes the process what the greeting says (its stdin, its name, its place in the arena), and finds its function.
+fn prepare(
     hello: &Hello,
     descriptors: Vec<OwnedFd>,
     control: &'static OwnedFd,
-) -> Result<Member, String> {
+) -> Result<Trampoline, String> {
+    let trampoline = trampoline::resolve(image()?, hello)?;
     let mut descriptors = descriptors.into_iter();
     let Some(arena) = descriptors.next() else {
         return Err("the greeting came without the arena's descriptor".to_owned());
@@ -249,23 +270,36 @@ fn join(
         link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
     link::note_name(&hello.name());
     panic::install_hook(control.as_fd());
-    Ok(member)
+    // A parent that is gone needs no news; the watcher finds that out.
+    let _ = control::tell(
+        control.as_fd(),
+        &Frame::Arrived {
+            row: member.row,
+            epoch: member.epoch,
+        },
+    );
+    Ok(trampoline)
 }
 
-/// Waits for the end of the parent, and then ends this process; usually the function's thread ends it first.
-fn watch(control: &OwnedFd) -> ! {
+/// Returns when the function is over. When the parent is gone before, ends the process.
+fn watch(control: &OwnedFd, done: &OwnedFd) {
     loop {
-        match control::receive(control.as_fd(), 64) {
-            Ok(None) => die(),
-            // The parent says nothing yet that this version understands; what it says is read and left.
-            Ok(Some(_)) => {}
+        let mut watched = [
+            PollFd::new(done, PollFlags::IN),
+            PollFd::new(control, PollFlags::IN),
+        ];
+        match poll(&mut watched, None) {
+            Ok(_) => {}
+            Err(Errno::INTR | Errno::AGAIN) => continue,
             // Not to be able to watch is no reason to end: the parent-death signal is still armed.
-            Err(error) => {
-                tracing::debug!(error, "the parent cannot be watched");
-                loop {
-                    thread::park();
-                }
-            }
+            Err(_) => return,
+        }
+        if !watched[0].revents().is_empty() {
+            return;
+        }
+        // The parent says nothing yet that this version understands; what it says is read and left.
+        if matches!(control::receive(control.as_fd(), 64), Ok(None)) {
+            die();
         }
     }
 }

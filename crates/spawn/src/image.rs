@@ -8,7 +8,7 @@
 use std::fs;
 use std::io::Read;
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::OnceLock;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -61,15 +61,12 @@ impl Image {
     fn read() -> Result<Image, String> {
         let stat = rustix::fs::stat(SELF)
             .map_err(|errno| format!("cannot look at {SELF}: {errno} (is /proc there?)"))?;
-        let path =
-            fs::read_link(SELF).map_err(|error| format!("cannot read the link {SELF}: {error}"))?;
         let maps = read_maps().map_err(|error| format!("cannot read /proc/self/maps: {error}"))?;
-        let text = text_of(
-            &maps,
-            anchor_address(),
-            stat.st_ino,
-            path.as_os_str().as_bytes(),
-        )?;
+        let text = text_of(&maps, anchor_address(), stat.st_ino, || {
+            fs::read_link(SELF)
+                .map(|path| path.into_os_string().into_vec())
+                .unwrap_or_default()
+        })?;
         Ok(Image {
             build: Build {
                 device: stat.st_dev,
@@ -161,7 +158,7 @@ fn text_of(
     maps: &[u8],
     anchor: usize,
     inode: u64,
-    path: &[u8],
+    path: impl Fn() -> Vec<u8>,
 ) -> Result<Vec<Range<usize>>, String> {
     let lines: Vec<Mapping<'_>> = maps
         .split(|&byte| byte == b'\n')
@@ -174,7 +171,7 @@ fn text_of(
         );
     };
     // Some file systems show another inode in maps than stat does; then the path decides.
-    if home.inode == 0 || (home.inode != inode && home.path != path) {
+    if home.inode == 0 || (home.inode != inode && home.path != path()) {
         return Err(format!(
             "this crate is linked into {}, not into the executable {}: a re-executed child finds functions by their \
              place in the executable, so link it statically",
@@ -183,7 +180,7 @@ fn text_of(
             } else {
                 home.path
             }),
-            String::from_utf8_lossy(path),
+            String::from_utf8_lossy(&path()),
         ));
     }
     Ok(lines
@@ -243,18 +240,24 @@ c000-d000 r-xp 00000000 00:00 0                          [vdso]
 
     #[test]
     fn the_text_is_what_the_executable_maps_as_code() {
-        assert_eq!(text_of(MAPS, 0x6010, 77, b"/bin/tool box").unwrap(), [CODE]);
+        assert_eq!(
+            text_of(MAPS, 0x6010, 77, || b"/bin/tool box".to_vec()).unwrap(),
+            [CODE]
+        );
     }
 
     #[test]
     fn code_in_a_shared_library_is_refused_by_name() {
-        let error = text_of(MAPS, 0xa010, 77, b"/bin/tool box").unwrap_err();
+        let error = text_of(MAPS, 0xa010, 77, || b"/bin/tool box".to_vec()).unwrap_err();
         assert!(error.contains("/lib/libother.so"), "{error}");
     }
 
     #[test]
     fn a_file_system_with_other_inodes_in_maps_is_known_by_path() {
-        assert_eq!(text_of(MAPS, 0x6010, 5, b"/bin/tool box").unwrap(), [CODE]);
+        assert_eq!(
+            text_of(MAPS, 0x6010, 5, || b"/bin/tool box".to_vec()).unwrap(),
+            [CODE]
+        );
     }
 
     #[test]

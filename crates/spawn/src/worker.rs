@@ -40,7 +40,7 @@ impl Call<'_> {
     }
 
     /// A parent that is gone needs no news, and the watcher ends this process then.
-    pub(crate) fn say(&self, frame: &Frame) {
+    fn say(&self, frame: &Frame) {
         if let Err(errno) = control::tell(self.control, frame) {
             tracing::debug!(%errno, "the parent could not be told");
         }

@@ -1,0 +1,137 @@
+//! Giving chunks back: one's own unused ones, those of a dead participant, and orphans that nobody uses any more.
+
+use core::sync::atomic::Ordering;
+
+use super::locate::locate;
+use super::run::{adopt_tails, orphan_run};
+use super::slab::{retire_slab, slab_is_unused};
+use super::{Inner, free_block};
+use crate::cells::Owner;
+use crate::chunk::{Chunks, State, Use};
+use crate::layout::descriptor;
+use crate::segment::Segment;
+
+impl Inner {
+    /// Gives own chunks without live blocks back. Returns how many.
+    pub(super) fn retire_unused(&mut self, segment: &Segment, me: Owner) -> u64 {
+        let chunks = Chunks::new(segment);
+        self.collect_dirty(segment, me);
+        let mut given_back = 0;
+        for chunk in self.owned.clone() {
+            // A device may still be reading or writing there.
+            if chunks
+                .word(chunk, descriptor::PIN_COUNT)
+                .load(Ordering::Acquire)
+                != 0
+            {
+                continue;
+            }
+            match chunks.state(chunk) {
+                State::Owned(owner, Use::Run(count))
+                    if owner == me && free_block(segment, Chunks::run_line(chunk)).is_some() =>
+                {
+                    self.disown(&chunks, chunk);
+                    chunks.retire_run(chunk, u64::from(count), me);
+                    given_back += u64::from(count);
+                }
+                State::Owned(owner, Use::Slab(class))
+                    if owner == me && slab_is_unused(segment, chunk, class) =>
+                {
+                    self.disown(&chunks, chunk);
+                    let slot = &mut self.filling[class as usize];
+                    *slot = slot.filter(|&filling| filling != chunk);
+                    retire_slab(segment, chunk, class, State::Owned(me, Use::Slab(class)));
+                    given_back += 1;
+                }
+                _ => {}
+            }
+        }
+        // Hints into chunks that are gone would be looked at in vain (or find a stranger's block).
+        for list in &mut self.free {
+            list.retain(|&line| {
+                locate(segment, line).is_some_and(|span| matches!(chunks.state(span.chunk), State::Owned(owner, _) if owner == me))
+            });
+        }
+        for (&count, heads) in &mut self.runs {
+            heads.retain(|&head| chunks.state(head) == State::Owned(me, Use::Run(count)));
+        }
+        given_back
+    }
+}
+
+/// Gives the chunks of a dead participant back, or leaves them to be adopted while others use their blocks.
+pub(crate) fn bury_chunks(segment: &Segment, dead: Owner) {
+    let chunks = Chunks::new(segment);
+    let mut leases = Vec::new();
+    for chunk in 0..chunks.high() {
+        let State::Owned(owner, used) = chunks.state(chunk) else {
+            continue;
+        };
+        if owner != dead {
+            continue;
+        }
+        let from = State::Owned(dead, used);
+        match used {
+            Use::Nothing | Use::Tail(_) => {
+                // A tail whose head is a formatted run goes with its head.
+                let headed = matches!(used, Use::Tail(distance) if chunk.checked_sub(u64::from(distance)).is_some_and(|head| {
+                    matches!(chunks.state(head), State::Owned(owner, Use::Run(count)) if owner == dead && count > distance)
+                        || matches!(chunks.state(head), State::Orphan(Use::Run(count)) if count > distance)
+                }));
+                if !headed {
+                    chunks.change(chunk, from, State::Free);
+                }
+            }
+            Use::Slab(class) => {
+                if slab_is_unused(segment, chunk, class) {
+                    retire_slab(segment, chunk, class, from);
+                } else {
+                    chunks.change(chunk, from, State::Orphan(used));
+                }
+            }
+            Use::Run(count) => {
+                if free_block(segment, Chunks::run_line(chunk)).is_some() {
+                    let count = count.min((chunks.high() - chunk) as u32);
+                    adopt_tails(&chunks, dead, chunk, count);
+                    chunks.retire_run(chunk, u64::from(count), dead);
+                } else {
+                    orphan_run(&chunks, dead, chunk, count);
+                }
+            }
+            Use::Leases => leases.push(chunk),
+        }
+    }
+    // Last: until here an interrupted burial can be taken up again from the entries.
+    for chunk in leases {
+        chunks.change(chunk, State::Owned(dead, Use::Leases), State::Free);
+    }
+}
+/// Frees orphaned chunks that nobody uses any more. Returns whether there were any.
+pub(super) fn sweep_orphans(segment: &Segment, me: Owner) -> bool {
+    let chunks = Chunks::new(segment);
+    let mut found = false;
+    for chunk in 0..chunks.high() {
+        let State::Orphan(used) = chunks.state(chunk) else {
+            continue;
+        };
+        match used {
+            Use::Slab(class)
+                if slab_is_unused(segment, chunk, class)
+                    && chunks.change(chunk, State::Orphan(used), State::Owned(me, used)) =>
+            {
+                retire_slab(segment, chunk, class, State::Owned(me, used));
+                found = true;
+            }
+            Use::Run(count)
+                if free_block(segment, Chunks::run_line(chunk)).is_some()
+                    && chunks.change(chunk, State::Orphan(used), State::Owned(me, used)) =>
+            {
+                adopt_tails(&chunks, me, chunk, count);
+                chunks.retire_run(chunk, u64::from(count), me);
+                found = true;
+            }
+            _ => {}
+        }
+    }
+    found
+}

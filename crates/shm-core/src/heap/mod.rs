@@ -1,0 +1,182 @@
+//! The allocator of one process: blocks out of the chunks it owns.
+//!
+//! Whatever lies in shared memory decides: a block is free exactly when its count is 0. The lists here are
+//! private hints about where to look, and every allocation ends in a compare-and-swap on the block's word, so
+//! a wrong hint costs a retry and never a block given twice. Blocks freed by other processes are found through
+//! a bitmap in the chunk and a few dirty bits in the owner's row ([`hint`]).
+
+use core::sync::atomic::Ordering;
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
+use crate::cells::Owner;
+use crate::chunk::{Chunks, State, Use};
+use crate::class::{self, CLASSES};
+use crate::error::Result;
+use crate::layout::{LINE, counted, descriptor};
+use crate::lease::{Kind, Leases};
+use crate::line::{Counted, Mode, Tag};
+use crate::segment::Segment;
+
+mod bury;
+mod hint;
+mod locate;
+mod run;
+mod slab;
+
+pub(crate) use bury::bury_chunks;
+use bury::sweep_orphans;
+pub(crate) use hint::{hint_after_free, hint_before_free};
+pub(crate) use locate::{block_around, in_object, locate, owner_of_line};
+
+/// One process's allocator.
+pub(crate) struct Heap {
+    me: Owner,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    /// Lines of blocks that are probably free, by class.
+    free: [Vec<u64>; CLASSES],
+    /// The slab that still has blocks never handed out, by class.
+    filling: [Option<u64>; CLASSES],
+    /// First chunks of own runs that are probably free, by number of chunks.
+    runs: BTreeMap<u32, Vec<u64>>,
+    /// Own chunks; the index is the chunk's owner slot.
+    owned: Vec<u64>,
+}
+
+/// A block that was taken from the lists, not yet counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) line: u64,
+    pub(crate) generation: u64,
+}
+
+impl Heap {
+    pub(crate) fn new(me: Owner) -> Self {
+        Self {
+            me,
+            inner: Mutex::new(Inner {
+                free: [const { Vec::new() }; CLASSES],
+                filling: [None; CLASSES],
+                runs: BTreeMap::new(),
+                owned: Vec::new(),
+            }),
+        }
+    }
+
+    /// Allocates a block for `bytes`, counted once and recorded in the entry `lease`.
+    ///
+    /// The lock is held until the block is counted: a chunk is retired only when all of its counts are 0, so
+    /// a candidate must not outlive the lock.
+    pub(crate) fn allocate(
+        &self,
+        segment: &Segment,
+        leases: &Leases,
+        lease: u32,
+        bytes: u64,
+        mode: Mode,
+    ) -> Result<Candidate> {
+        let mut inner = self.inner.lock();
+        loop {
+            let found = match class::class_of_size(bytes) {
+                Some(class) => inner.small(segment, self.me, class)?,
+                None => inner.large(segment, self.me, bytes)?,
+            };
+            leases.record(segment, lease, Kind::Alloc, found.line, found.generation);
+            crate::failpoint!("block.alloc.recorded");
+            let word = segment.word(found.line * LINE + counted::WORD);
+            let free = word.load(Ordering::Relaxed);
+            // Acquire: pairs with the release of whoever dropped the block; its accesses are over.
+            if Counted::from_word(free).count == 0
+                && word
+                    .compare_exchange(
+                        free,
+                        Counted::new(found.generation, 1).to_word(),
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    )
+                    .is_ok()
+            {
+                crate::failpoint!("block.alloc.counted");
+                segment
+                    .word(found.line * LINE + counted::LENGTH)
+                    .store(bytes, Ordering::Relaxed);
+                segment
+                    .word(found.line * LINE + counted::META)
+                    .store(Tag::meta_of_block(mode), Ordering::Release);
+                leases.set(segment, lease, Kind::Held);
+                return Ok(found);
+            }
+            leases.clear(segment, lease);
+        }
+    }
+
+    /// Says that a block of one of our own chunks is free again.
+    pub(crate) fn freed_here(&self, segment: &Segment, line: u64) {
+        self.inner.lock().put(segment, self.me, line);
+    }
+}
+impl Inner {
+    /// Claims chunks; when the arena has none left, gives own unused ones back first and tries once more.
+    fn claim(&mut self, segment: &Segment, me: Owner, count: u64) -> Result<u64> {
+        let chunks = Chunks::new(segment);
+        chunks.claim(me, count).or_else(|error| {
+            if self.retire_unused(segment, me) == 0 && !sweep_orphans(segment, me) {
+                return Err(error);
+            }
+            chunks.claim(me, count)
+        })
+    }
+
+    fn own(&mut self, chunks: &Chunks<'_>, chunk: u64) {
+        chunks
+            .word(chunk, descriptor::OWNER_SLOT)
+            .store(self.owned.len() as u64, Ordering::Release);
+        self.owned.push(chunk);
+    }
+
+    fn disown(&mut self, chunks: &Chunks<'_>, chunk: u64) {
+        if let Some(slot) = self.owned.iter().position(|&owned| owned == chunk) {
+            self.owned.swap_remove(slot);
+            if let Some(&moved) = self.owned.get(slot) {
+                chunks
+                    .word(moved, descriptor::OWNER_SLOT)
+                    .store(slot as u64, Ordering::Release);
+            }
+        }
+    }
+
+    /// Puts a block of an own chunk on its list, if that is what the line still names.
+    fn put(&mut self, segment: &Segment, me: Owner, line: u64) {
+        let chunks = Chunks::new(segment);
+        let Some(span) = locate(segment, line) else {
+            return;
+        };
+        match chunks.state(span.chunk) {
+            State::Owned(owner, Use::Slab(class)) if owner == me => {
+                if let Some(list) = self.free.get_mut(class as usize) {
+                    list.push(line);
+                }
+            }
+            State::Owned(owner, Use::Run(count)) if owner == me => {
+                let heads = self.runs.entry(count).or_default();
+                if !heads.contains(&span.chunk) {
+                    heads.push(span.chunk);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The block of `line`, if its count is 0 now.
+fn free_block(segment: &Segment, line: u64) -> Option<Candidate> {
+    let counted = Counted::from_word(segment.word(line * LINE).load(Ordering::Acquire));
+    (counted.count == 0).then(|| Candidate {
+        line,
+        generation: counted.next_generation(),
+    })
+}

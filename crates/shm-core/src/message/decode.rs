@@ -1,0 +1,96 @@
+//! Making a value of a message that was taken out of its cell.
+
+use std::cell::RefCell;
+
+use serde::de::DeserializeOwned;
+use smallvec::SmallVec;
+
+use super::parse::{Body, What};
+use crate::cells::PAYLOAD_WORDS;
+use crate::error::{Error, ErrorKind, Result};
+use crate::held::Held;
+
+thread_local! {
+    pub(super) static DECODING: RefCell<Option<DecodeScope>> = const { RefCell::new(None) };
+}
+
+/// A handle of a message that is now held by this process.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub(crate) held: Held,
+    pub(crate) what: What,
+    pub(crate) extra: SmallVec<[u8; 40]>,
+}
+
+pub(super) struct DecodeScope {
+    pub(super) entries: SmallVec<[Option<Arrived>; 4]>,
+    pub(super) error: Option<Error>,
+}
+
+/// A message that was taken out of its cell; this process holds what it refers to. Dropping it releases that.
+#[derive(Debug)]
+pub struct Incoming {
+    pub(crate) entries: SmallVec<[Option<Arrived>; 4]>,
+    pub(crate) body: Body,
+    pub(crate) payload: [u64; PAYLOAD_WORDS],
+}
+
+impl Incoming {
+    /// The value.
+    ///
+    /// # Errors
+    /// `Decode` when the bytes are not what the type reads; everything the message held is released then.
+    pub fn decode<T: DeserializeOwned>(mut self) -> Result<T> {
+        if self.entries.first().is_some_and(|entry| {
+            entry
+                .as_ref()
+                .is_some_and(|entry| entry.what == What::Spill)
+        }) {
+            self.entries.remove(0);
+        }
+        let entries = std::mem::take(&mut self.entries);
+        decode_with(entries, &self.body)
+    }
+}
+
+struct DecodeGuard(Option<DecodeScope>);
+
+impl Drop for DecodeGuard {
+    fn drop(&mut self) {
+        drop(DECODING.replace(self.0.take()));
+    }
+}
+
+pub(super) fn decode_with<T: DeserializeOwned>(
+    entries: SmallVec<[Option<Arrived>; 4]>,
+    body: &[u8],
+) -> Result<T> {
+    let guard = DecodeGuard(DECODING.replace(Some(DecodeScope {
+        entries,
+        error: None,
+    })));
+    let outcome = postcard::take_from_bytes::<T>(body);
+    let scope = DECODING.take();
+    drop(guard);
+    let type_name = std::any::type_name::<T>();
+    let (left, error) = scope.map_or((0, None), |scope| {
+        (scope.entries.iter().flatten().count(), scope.error)
+    });
+    match outcome {
+        Ok((value, [])) if left == 0 => Ok(value),
+        Ok((_, rest)) => Err(Error::new(
+            ErrorKind::Decode,
+            format!(
+                "{type_name} read its message, but {} bytes and {left} tensors of it are left over; sender and receiver must use the same type, and postcard has no `skip_serializing_if`, `flatten` or untagged enums",
+                rest.len()
+            ),
+        )),
+        Err(cause) => Err(error.unwrap_or_else(|| {
+            Error::new(
+                ErrorKind::Decode,
+                format!("a message could not be read as {type_name}: {cause}; sender and receiver must use the same type, and postcard has no `skip_serializing_if`, `flatten` or untagged enums"),
+            )
+            .because(cause)
+        })),
+    }
+}

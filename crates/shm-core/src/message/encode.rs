@@ -1,0 +1,312 @@
+//! Making a message of a value: serialize, drop the value, look whether what is exclusive is really gone.
+
+use std::cell::{Cell, RefCell};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use smallvec::SmallVec;
+
+use super::decode::{Arrived, decode_with};
+use super::parse::{
+    Body, Entry, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
+    parse_spilled, words_of,
+};
+use crate::arena::Arena;
+use crate::cells::PAYLOAD_WORDS;
+use crate::error::{Error, ErrorKind, Result};
+use crate::held::Held;
+use crate::line::Mode;
+use crate::object::Object;
+use crate::storage::Storage;
+
+/// A reference on its way out, still held by this process.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    pub(crate) held: Held,
+    pub(crate) what: What,
+}
+
+/// An encoded message that was not sent yet. Dropping it releases what it holds.
+#[derive(Debug)]
+pub struct Outgoing {
+    pub(crate) payload: [u64; PAYLOAD_WORDS],
+    /// Spill block first, if there is one, then the handles of the table.
+    pub(crate) pins: SmallVec<[Pin; 4]>,
+}
+
+pub(super) struct EncodeScope {
+    pub(super) arena: Arena,
+    pub(super) table: Vec<u8>,
+    pub(super) pins: SmallVec<[Pin; 4]>,
+    pub(super) error: Option<Error>,
+}
+
+thread_local! {
+    pub(super) static ENCODING: RefCell<Option<EncodeScope>> = const { RefCell::new(None) };
+    /// Buffers for table and body, kept from message to message.
+    static BUFFERS: Cell<(Vec<u8>, Vec<u8>)> = const { Cell::new((Vec::new(), Vec::new())) };
+}
+
+/// Puts a scope in place for as long as it lives, and the one before back, also when serde code panics.
+struct EncodeGuard(Option<EncodeScope>);
+
+impl EncodeGuard {
+    fn enter(arena: &Arena, table: Vec<u8>) -> Self {
+        let scope = EncodeScope {
+            arena: arena.clone(),
+            table,
+            pins: SmallVec::new(),
+            error: None,
+        };
+        Self(ENCODING.replace(Some(scope)))
+    }
+
+    fn leave(self) -> Option<EncodeScope> {
+        ENCODING.take()
+        // `self` is dropped here and puts the outer scope back.
+    }
+}
+
+impl Drop for EncodeGuard {
+    fn drop(&mut self) {
+        drop(ENCODING.replace(self.0.take()));
+    }
+}
+
+/// A postcard flavor that appends to a vector.
+struct Append(Vec<u8>);
+
+impl postcard::ser_flavors::Flavor for Append {
+    type Output = Vec<u8>;
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
+        Ok(())
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<Vec<u8>> {
+        Ok(self.0)
+    }
+}
+
+/// Why a value could not be made a message, with the value where it is still whole.
+#[derive(Debug)]
+pub struct EncodeError<T> {
+    /// What went wrong.
+    pub error: Error,
+    /// The value; `None` when it was dropped to see whether its exclusive tensors are really gone
+    /// (`StillHeld`: whoever held on to them has them still).
+    pub value: Option<T>,
+}
+
+impl<T> EncodeError<T> {
+    /// The same error for another type of value.
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> EncodeError<U> {
+        EncodeError {
+            error: self.error,
+            value: self.value.map(change),
+        }
+    }
+}
+
+/// Makes a message of a value, which is gone afterwards: what it held is held by the message.
+///
+/// # Errors
+/// `Encode` for what postcard cannot say; `ForeignArena` for a tensor of another arena; `StillHeld` when an
+/// exclusive tensor occurs twice, or someone in this process still has it; `OutOfRoom` when the message needs
+/// a block of its own and there is none. Nothing was sent in any case.
+pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeError<T>> {
+    if let Err(error) = arena.check_not_forked("sending a message") {
+        return Err(EncodeError {
+            error,
+            value: Some(value),
+        });
+    }
+    let (mut table, mut body) = BUFFERS.take();
+    table.clear();
+    body.clear();
+    let guard = EncodeGuard::enter(arena, table);
+    let outcome = postcard::serialize_with_flavor(&value, Append(body));
+    let Some(scope) = guard.leave() else {
+        unreachable!("the guard put a scope in place");
+    };
+    let body = match (outcome, scope.error) {
+        (Ok(body), None) => body,
+        (_, Some(error)) => {
+            return Err(EncodeError {
+                error,
+                value: Some(value),
+            });
+        }
+        (Err(cause), None) => {
+            let error = Error::new(
+                ErrorKind::Encode,
+                format!(
+                    "{} could not be written: {cause}; messages are postcard, which has no `flatten`, no untagged enums and needs the length of a sequence beforehand",
+                    std::any::type_name::<T>()
+                ),
+            );
+            return Err(EncodeError {
+                error: error.because(cause),
+                value: Some(value),
+            });
+        }
+    };
+    drop(value);
+    let finished = finish(arena, scope.pins, &scope.table, &body);
+    BUFFERS.set((scope.table, body));
+    finished.map_err(|error| EncodeError { error, value: None })
+}
+
+/// Checks that exclusive handles are really gone, and lays the message out.
+fn finish(arena: &Arena, pins: SmallVec<[Pin; 4]>, table: &[u8], body: &[u8]) -> Result<Outgoing> {
+    for pin in &pins {
+        if pin.what.is_exclusive() && !pin.held.is_locally_unique() {
+            return Err(Error::new(
+                ErrorKind::StillHeld,
+                "the message holds an exclusive tensor (or lane end) that occurs twice in it, or that this process still holds elsewhere (in an Arc, say); \
+                 nothing was sent. Send the tensor itself, or `freeze()` it and send clones",
+            ));
+        }
+    }
+    if pins.len() > HANDLES_MAX {
+        return Err(Error::new(
+            ErrorKind::Encode,
+            format!(
+                "a message with {} tensors; at most {HANDLES_MAX} fit",
+                pins.len()
+            ),
+        ));
+    }
+    if table.len() + body.len() <= INLINE {
+        let mut bytes = [0; PAYLOAD_WORDS * 8];
+        bytes[0] = FORM_INLINE;
+        // At most 52, each.
+        bytes[1] = pins.len() as u8;
+        bytes[2] = table.len() as u8;
+        bytes[3] = body.len() as u8;
+        bytes[4..4 + table.len()].copy_from_slice(table);
+        bytes[4 + table.len()..4 + table.len() + body.len()].copy_from_slice(body);
+        return Ok(Outgoing {
+            payload: words_of(&bytes),
+            pins,
+        });
+    }
+    let mut header = [0; 24];
+    header[0..8].copy_from_slice(&(pins.len() as u64).to_le_bytes());
+    header[8..16].copy_from_slice(&(table.len() as u64).to_le_bytes());
+    header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    let length = header.len() + table.len() + body.len();
+    let spill = Storage::allocate(arena, length, Mode::Message)?;
+    spill.write_bytes(0, &header);
+    spill.write_bytes(header.len(), table);
+    spill.write_bytes(header.len() + table.len(), body);
+    let held = spill.into_held();
+    let mut payload = [0; PAYLOAD_WORDS];
+    payload[0] = u64::from(FORM_SPILLED);
+    payload[1] = held.line;
+    payload[2] = held.generation;
+    payload[3] = length as u64;
+    let mut all = SmallVec::with_capacity(pins.len() + 1);
+    all.push(Pin {
+        held,
+        what: What::Spill,
+    });
+    all.extend(pins);
+    Ok(Outgoing { payload, pins: all })
+}
+
+impl Outgoing {
+    /// The value back out of a message that was not sent.
+    ///
+    /// # Errors
+    /// `Decode` when the type does not read what it wrote.
+    pub fn decode<T: DeserializeOwned>(self) -> Result<T> {
+        let view = View::parse(&self)?;
+        let entries = view.entries;
+        let mut pins = self.pins.into_iter();
+        if self.payload[0] as u8 == FORM_SPILLED {
+            pins.next();
+        }
+        let taken = entries
+            .into_iter()
+            .zip(pins)
+            .map(|(entry, pin)| {
+                Some(Arrived {
+                    held: pin.held,
+                    what: entry.what,
+                    extra: entry.extra,
+                })
+            })
+            .collect();
+        decode_with(taken, &view.body)
+    }
+
+    /// One more message like this one, holding references of its own.
+    ///
+    /// # Errors
+    /// `StillHeld` when it holds something exclusive, which can go to one receiver only; `OutOfRoom`.
+    pub fn duplicate(&self) -> Result<Self> {
+        if self.pins.iter().any(|pin| pin.what.is_exclusive()) {
+            return Err(Error::new(
+                ErrorKind::StillHeld,
+                "an exclusive tensor can go to one process only; `freeze()` it to send it to several",
+            ));
+        }
+        let mut pins: SmallVec<[Pin; 4]> = self
+            .pins
+            .iter()
+            .map(|pin| Pin {
+                held: pin.held.clone(),
+                what: pin.what,
+            })
+            .collect();
+        let mut payload = self.payload;
+        if let Some(first) = pins.first_mut()
+            && first.what == What::Spill
+        {
+            let source = Storage::over(first.held.clone())?;
+            let copy = Storage::allocate(source.arena(), source.len(), Mode::Message)?;
+            copy.write_bytes(0, &source.read_bytes(0, source.len()));
+            let held = copy.into_held();
+            payload[1] = held.line;
+            payload[2] = held.generation;
+            first.held = held;
+        }
+        Ok(Self { payload, pins })
+    }
+
+    /// The queues, events and rings the message holds.
+    #[must_use]
+    pub fn objects(&self) -> Vec<Object> {
+        self.pins
+            .iter()
+            .filter(|pin| pin.what == What::Object)
+            .filter_map(|pin| Object::over(pin.held.clone()).ok())
+            .collect()
+    }
+}
+
+/// Table and body of an own message.
+struct View {
+    entries: SmallVec<[Entry; 4]>,
+    body: Body,
+}
+
+impl View {
+    fn parse(message: &Outgoing) -> Result<Self> {
+        let (entries, body) = match message.pins.first() {
+            Some(pin) if pin.what == What::Spill => {
+                let storage = Storage::over(pin.held.clone())?;
+                parse_spilled(&storage.read_bytes(0, storage.len()))?
+            }
+            _ => parse_inline(&bytes_of(&message.payload))?,
+        };
+        Ok(Self { entries, body })
+    }
+}

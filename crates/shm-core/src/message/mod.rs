@@ -1,0 +1,30 @@
+//! Messages: postcard bytes plus a table of handles.
+//!
+//! The bytes carry indices into the table; each entry can be taken out at most once. So a message can be
+//! released without knowing its type, and serde's `&self` cannot duplicate an exclusive tensor: [`encode`]
+//! serializes the value, drops it, and gives a message only if each exclusive entry occurs once and the
+//! sender's own handle is really gone. Small messages lie in the 56 bytes of a cell, larger ones in a block.
+//! What arrives is checked before it is used; `docs/src/wire.md` has the format.
+
+mod decode;
+mod encode;
+mod parse;
+mod serde;
+
+pub(crate) use decode::Arrived;
+pub use decode::Incoming;
+pub(crate) use encode::Pin;
+pub use encode::{EncodeError, Outgoing, encode};
+pub(crate) use parse::{FORM_SLOT, Parsed, What, parse};
+pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
+
+/// A value sent to oneself, for tests of what is in messages.
+#[cfg(test)]
+pub(crate) fn send<T: ::serde::Serialize, R: ::serde::de::DeserializeOwned>(
+    value: T,
+) -> crate::error::Result<R> {
+    let arena = crate::arena::Arena::current()?;
+    encode(&arena, value)
+        .map_err(|failed| failed.error)?
+        .decode()
+}

@@ -1,0 +1,193 @@
+//! What tensors, objects and ends do when serde meets them: an entry in the table, and its index in the bytes.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::decode::{Arrived, DECODING, DecodeScope};
+use super::encode::{ENCODING, Pin};
+use super::parse::{What, malformed};
+use crate::error::{Error, ErrorKind, Result};
+use crate::held::Held;
+use crate::line::Mode;
+use crate::object::{End, Object};
+use crate::storage::Storage;
+use crate::tensor::Geometry;
+
+const OUTSIDE: &str = "a tensor, queue or event can be serialized only into a message (queue.put, spawn, a pool task); to write its values elsewhere, serialize `tensor.to_vec()`";
+
+fn serialize_handle<S: Serializer>(
+    held: &Held,
+    what: What,
+    geometry: Option<&Geometry>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let index = ENCODING.with_borrow_mut(|scope| {
+        let Some(scope) = scope else { return Err(OUTSIDE.to_owned()) };
+        if !held.arena().same(&scope.arena) {
+            let error = Error::new(
+                ErrorKind::ForeignArena,
+                "the value holds a tensor (or queue) of another arena than the queue it is put into; copy it with `copy_into(queue.arena())`",
+            );
+            let text = error.to_string();
+            scope.error = Some(error);
+            return Err(text);
+        }
+        let at = scope.table.len();
+        scope.table.push(what.code());
+        scope.table.extend_from_slice(&held.line.to_le_bytes()[..5]);
+        scope.table.extend_from_slice(&held.generation.to_le_bytes()[..5]);
+        scope.table.push(0);
+        if let Some(geometry) = geometry {
+            geometry.encode(&mut scope.table);
+            // A geometry has at most 8 extents, strides and an offset of at most 10 bytes each: below 256.
+            scope.table[at + 11] = (scope.table.len() - at - 12) as u8;
+        }
+        scope.pins.push(Pin { held: held.clone(), what });
+        Ok(scope.pins.len() as u32 - 1)
+    });
+    match index {
+        Ok(index) => serializer.serialize_u32(index),
+        Err(text) => Err(serde::ser::Error::custom(text)),
+    }
+}
+
+fn deserialize_handle<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    wanted: &[What],
+) -> Result<Arrived, D::Error> {
+    // Asked first, so that JSON or a file gets the sentence and not "expected a number".
+    let inside = DECODING.with_borrow(Option::is_some);
+    if !inside {
+        return Err(serde::de::Error::custom(OUTSIDE));
+    }
+    let index = u32::deserialize(deserializer)?;
+    DECODING
+        .with_borrow_mut(|scope| {
+            let scope = scope.as_mut().ok_or_else(|| OUTSIDE.to_owned())?;
+            let fail = |scope: &mut DecodeScope, error: Error| {
+                let text = error.to_string();
+                scope.error = Some(error);
+                Err(text)
+            };
+            let Some(entry) = scope.entries.get_mut(index as usize).and_then(Option::take) else {
+                return fail(scope, malformed("a handle is missing or taken out twice"));
+            };
+            if !wanted.contains(&entry.what) {
+                let found = entry.what.name();
+                let wanted = wanted.first().map_or("nothing", |what| what.name());
+                return fail(scope, Error::wrong_mode(found, wanted));
+            }
+            Ok(entry)
+        })
+        .map_err(serde::de::Error::custom)
+}
+/// Serializes a tensor into the message that is being made.
+pub(crate) fn serialize_tensor<S: Serializer>(
+    storage: &Storage,
+    geometry: &Geometry,
+    exclusive: bool,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let what = match (exclusive, storage.mode()) {
+        (true, _) => What::Exclusive,
+        (false, Mode::Aliased) => What::Aliased,
+        (false, _) => What::Shared,
+    };
+    serialize_handle(storage.held(), what, Some(geometry), serializer)
+}
+
+/// Takes a tensor out of the message that is being read. The geometry fits the storage.
+pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<(Storage, Geometry), D::Error> {
+    let arrived = deserialize_handle(
+        deserializer,
+        &[What::Exclusive, What::Shared, What::Aliased],
+    )?;
+    let read = || {
+        let (geometry, used) = Geometry::decode(&arrived.extra)?;
+        if used != arrived.extra.len() {
+            return Err(malformed("a geometry is longer than it says"));
+        }
+        let storage = Storage::over(arrived.held.clone())?;
+        // Placing it in the tensor checks it against the block.
+        Ok((storage, geometry))
+    };
+    let read = read();
+    drop(arrived);
+    read.map_err(|error: Error| {
+        let text = error.to_string();
+        DECODING.with_borrow_mut(|scope| {
+            if let Some(scope) = scope {
+                scope.error = Some(error);
+            }
+        });
+        serde::de::Error::custom(text)
+    })
+}
+
+impl Serialize for Object {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serialize_handle(&self.held, What::Object, None, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let arrived = deserialize_handle(deserializer, &[What::Object])?;
+        Self::over(arrived.held).map_err(serde::de::Error::custom)
+    }
+}
+
+impl Serialize for End {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serialize_handle(&self.held, What::End, None, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for End {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self {
+            held: deserialize_handle(deserializer, &[What::End])?.held,
+        })
+    }
+}
+
+impl End {
+    /// Serializes an end that only one process may hold: sending it moves it, as with an exclusive tensor.
+    ///
+    /// # Errors
+    /// Outside a message.
+    pub(crate) fn serialize_exclusive<S: Serializer>(
+        &self,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serialize_handle(&self.held, What::ExclusiveEnd, None, serializer)
+    }
+
+    /// Reads what [`serialize_exclusive`](Self::serialize_exclusive) wrote.
+    ///
+    /// # Errors
+    /// Outside a message, or when the entry is something else.
+    pub(crate) fn deserialize_exclusive<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Self, D::Error> {
+        Ok(Self {
+            held: deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held,
+        })
+    }
+}
+
+/// Serializes the memory of a ring's slots.
+pub(crate) fn serialize_slots<S: Serializer>(
+    held: &Held,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serialize_handle(held, What::Slots, None, serializer)
+}
+
+/// Reads what [`serialize_slots`] wrote.
+pub(crate) fn deserialize_slots<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Held, D::Error> {
+    Ok(deserialize_handle(deserializer, &[What::Slots])?.held)
+}

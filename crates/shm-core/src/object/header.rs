@@ -1,0 +1,215 @@
+//! Making an object, and reading the header of one that others made.
+
+use core::sync::atomic::Ordering;
+use std::panic::Location;
+
+use super::{Array, Object, Placed};
+use crate::arena::Arena;
+use crate::error::{Error, ErrorKind, Result};
+use crate::heap;
+use crate::held::{self, Held};
+use crate::layout::{LINE, WORD, counted, object};
+use crate::line::{Counted, Mode, Tag};
+use crate::participant::table::write_text;
+
+/// What an object's owner crate calls it. The number is on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ObjectKind {
+    /// A letterbox of this crate.
+    Letterbox,
+    /// A queue.
+    Queue,
+    /// An event.
+    Event,
+    /// A ring of slots.
+    Ring,
+    /// A barrier.
+    Barrier,
+}
+
+impl ObjectKind {
+    const fn code(self) -> u64 {
+        match self {
+            Self::Letterbox => 1,
+            Self::Queue => 2,
+            Self::Event => 3,
+            Self::Ring => 4,
+            Self::Barrier => 5,
+        }
+    }
+
+    const fn from_code(code: u64) -> Option<Self> {
+        Some(match code {
+            1 => Self::Letterbox,
+            2 => Self::Queue,
+            3 => Self::Event,
+            4 => Self::Ring,
+            5 => Self::Barrier,
+            _ => return None,
+        })
+    }
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Letterbox => "letterbox",
+            Self::Queue => "queue",
+            Self::Event => "event",
+            Self::Ring => "ring",
+            Self::Barrier => "barrier",
+        }
+    }
+}
+
+impl Object {
+    /// Makes an object with these arrays and `user_words` zeroed words for its owner crate.
+    ///
+    /// # Errors
+    /// What [`ErrorKind`] says of allocations; `Shape` for an array of no elements.
+    #[track_caller]
+    pub fn create(
+        arena: &Arena,
+        kind: ObjectKind,
+        arrays: [Array; 2],
+        user_words: u64,
+    ) -> Result<Self> {
+        let site = Location::caller();
+        for array in arrays {
+            if array != Array::None && array.code_and_count().1 == 0 {
+                return Err(Error::new(
+                    ErrorKind::Shape,
+                    format!(
+                        "a {} with room for 0 items was asked for; it needs room for at least 1",
+                        kind.name()
+                    ),
+                ));
+            }
+        }
+        let user_bytes = (user_words * WORD).next_multiple_of(LINE);
+        let lines: u64 = arrays.iter().map(|array| array.code_and_count().1).sum();
+        let bytes = object::USER + user_bytes + lines * LINE;
+        let held = Held::allocate(arena, bytes, Mode::Object)?;
+        let segment = arena.segment();
+        let span = heap::locate(segment, held.line)
+            .ok_or_else(|| held::stale(held.line, held.generation))?;
+        for word in 0..bytes / WORD {
+            segment
+                .word(span.data + word * WORD)
+                .store(0, Ordering::Relaxed);
+        }
+        segment
+            .word(span.data + object::KIND)
+            .store(kind.code() | (user_words << 16), Ordering::Relaxed);
+        let mut first = object::USER + user_bytes;
+        for (index, array) in arrays.iter().enumerate() {
+            let (code, count) = array.code_and_count();
+            let descriptor = span.data + object::ARRAYS + index as u64 * object::ARRAY;
+            segment
+                .word(descriptor)
+                .store(code | (count << 16), Ordering::Relaxed);
+            segment
+                .word(descriptor + WORD)
+                .store(first, Ordering::Relaxed);
+            first += count * LINE;
+        }
+        let text = format!("{}:{}", site.file(), site.line());
+        write_text(segment, span.data + object::SITE, object::SITE_WORDS, &text);
+        for end in 0..2 {
+            let line = span.data + object::ENDS + end * LINE;
+            segment
+                .word(line + counted::META)
+                .store(Tag::End.meta_in_object(held.line), Ordering::Relaxed);
+            segment.word(line).store(
+                Counted::new(held.generation, 0).to_word(),
+                Ordering::Relaxed,
+            );
+        }
+        let this = Self::over(held)?;
+        for (index, placed) in this.arrays.iter().enumerate() {
+            match placed.array {
+                Array::Cells { .. } => this.cells(index)?.init(),
+                Array::Lane { .. } => this.lane(index)?.init(),
+                Array::Slots { count } => {
+                    for slot in 0..u64::from(count) {
+                        let line = placed.first + slot * LINE;
+                        segment
+                            .word(line + counted::META)
+                            .store(Tag::Slot.meta_in_object(this.held.line), Ordering::Relaxed);
+                    }
+                }
+                Array::None => {}
+            }
+        }
+        Ok(this)
+    }
+
+    /// The object that a held block is; every number in its header is checked here.
+    pub(crate) fn over(held: Held) -> Result<Self> {
+        let arena = held.arena().clone();
+        let segment = arena.segment();
+        let meta = segment
+            .word(held.line * LINE + counted::META)
+            .load(Ordering::Acquire);
+        let span = heap::locate(segment, held.line)
+            .ok_or_else(|| held::stale(held.line, held.generation))?;
+        if Tag::from_meta(meta) != Some(Tag::Block) || Mode::from_meta(meta) != Some(Mode::Object) {
+            return Err(Error::wrong_mode(
+                "a block of data",
+                "an object (queue, event, ring)",
+            ));
+        }
+        let damaged = || {
+            Error::new(
+                ErrorKind::Layout,
+                "an object's header does not add up; a participant wrote where it must not",
+            )
+        };
+        if span.capacity < object::USER {
+            return Err(damaged());
+        }
+        let head = segment
+            .word(span.data + object::KIND)
+            .load(Ordering::Acquire);
+        let kind = ObjectKind::from_code(head & 0xffff).ok_or_else(damaged)?;
+        let user_words = head >> 16;
+        if user_words > (span.capacity - object::USER) / WORD {
+            return Err(damaged());
+        }
+        let mut arrays = [Placed {
+            array: Array::None,
+            first: 0,
+        }; object::ARRAY_COUNT as usize];
+        for (index, placed) in arrays.iter_mut().enumerate() {
+            let descriptor = span.data + object::ARRAYS + index as u64 * object::ARRAY;
+            let head = segment.word(descriptor).load(Ordering::Acquire);
+            let first = segment.word(descriptor + WORD).load(Ordering::Acquire);
+            let count = u32::try_from(head >> 16).map_err(|_| damaged())?;
+            let array = match head & 0xffff {
+                0 => Array::None,
+                1 => Array::Cells { capacity: count },
+                2 => Array::Lane { capacity: count },
+                3 => Array::Slots { count },
+                _ => return Err(damaged()),
+            };
+            let fits = first
+                .checked_add(u64::from(count) * LINE)
+                .is_some_and(|end| {
+                    first >= object::USER + user_words * WORD && end <= span.capacity
+                });
+            if array != Array::None && (count == 0 || !fits || !first.is_multiple_of(LINE)) {
+                return Err(damaged());
+            }
+            *placed = Placed {
+                array,
+                first: span.data.saturating_add(first),
+            };
+        }
+        Ok(Self {
+            held,
+            kind,
+            base: span.data,
+            user_words,
+            arrays,
+        })
+    }
+}
