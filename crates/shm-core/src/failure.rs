@@ -17,7 +17,7 @@ const VALID: u64 = 2;
 /// Which process of a context failed first, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerFailure {
-    /// Its rank in the context.
+    /// Its rank in the context; [`UNKNOWN_RANK`](Self::UNKNOWN_RANK) for a process of no context.
     pub rank: u32,
     /// Its process id.
     pub pid: u32,
@@ -25,8 +25,16 @@ pub struct PeerFailure {
     pub cause: String,
 }
 
+impl PeerFailure {
+    /// The rank of a process that belongs to no context.
+    pub const UNKNOWN_RANK: u32 = u32::MAX;
+}
+
 impl fmt::Display for PeerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.rank == Self::UNKNOWN_RANK {
+            return write!(f, "the process with pid {} {}", self.pid, self.cause);
+        }
         write!(f, "process {} (pid {}) {}", self.rank, self.pid, self.cause)
     }
 }
