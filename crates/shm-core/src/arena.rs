@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::heap::Heap;
 use crate::layout::{self, PAGE, header};
 use crate::lease::Leases;
-use crate::participant::liveness::Identity;
+use crate::participant::liveness::{Identity, Verdict};
 use crate::participant::lock::RowLocks;
 use crate::participant::record::{self, Record, Recorder};
 use crate::participant::table::{self, Row, rows};
@@ -214,10 +214,8 @@ impl Arena {
         let who = Identity::of_self()?;
         // Lock bytes lie behind the file's end: nothing else looks there.
         let locks = RowLocks::open(segment.as_fd(), segment.capacity())?;
-        let me = table::join(&segment, who)?;
         // A hint only: without it others still see our pid.
-        let _ = locks.try_lock(me.row);
-        table::enter(&segment, me, who);
+        let me = table::join(&segment, who, |row| drop(locks.try_lock(row)))?;
         let id = [header::ID_LOW, header::ID_HIGH]
             .map(|field| segment.word(field).load(Ordering::Relaxed));
         let inner = Inner {
@@ -294,22 +292,41 @@ impl Arena {
     }
 
     /// Reaps a participant that is known to be dead, because its process was waited for. What it held goes back,
-    /// and whoever waits for it hears of it. Nothing happens when somebody else has done so.
+    /// and whoever waits for it hears of it. Nothing happens when somebody else has done so, or when the process is
+    /// seen alive after all.
     pub fn bury(&self, dead: Owner) {
         if self.is_forked() || dead == self.me() {
             return;
         }
+        let verdict = Row::get(self.segment(), dead.row).and_then(|row| reap::verdict(self, row));
+        match verdict {
+            Some((owner, _, verdict)) if owner == dead => {
+                if verdict == Verdict::Alive {
+                    tracing::error!(?dead, "a participant that is alive was to be buried");
+                    return;
+                }
+            }
+            _ => return,
+        }
+        self.bury_for_certain(dead);
+    }
+
+    /// Reaps a participant whatever its process does.
+    pub(crate) fn bury_for_certain(&self, dead: Owner) {
         let _reaping = self.0.reaping.lock();
         reap::reap(self, dead);
     }
 
     /// Looks at all participants once and reaps the dead. Waits do this now and then; the watcher does at once.
     pub fn bury_the_dead(&self) {
+        if self.is_forked() {
+            return;
+        }
         for row in rows(self.segment()) {
             if let Some((owner, _, verdict)) = reap::verdict(self, row)
-                && verdict == crate::participant::liveness::Verdict::Dead
+                && verdict == Verdict::Dead
             {
-                self.bury(owner);
+                self.bury_for_certain(owner);
             }
         }
     }
@@ -324,6 +341,11 @@ impl Arena {
     #[must_use]
     pub fn is_forked(&self) -> bool {
         self.0.segment.is_forked()
+    }
+
+    /// Whether both are this process's one participation in an arena: references move between those only.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     pub(crate) fn check_not_forked(&self, doing: &str) -> Result<()> {
@@ -382,6 +404,8 @@ impl fmt::Debug for Arena {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.segment.is_forked() {
+            // The eventfd behind it is the parent's as well: writing to it would end the parent's thread.
+            core::mem::forget(self.watcher.take());
             return;
         }
         // No handle of ours is left (each keeps the arena), so there is nothing to drop but chunks and the row.

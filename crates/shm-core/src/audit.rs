@@ -53,7 +53,7 @@ impl Arena {
             let Some((owner, _)) = row.occupant() else {
                 continue;
             };
-            for entry in lease::entries_of(segment, owner.row) {
+            for entry in lease::entries_of(segment, owner) {
                 let seen = entry.load();
                 if seen.epoch == owner.epoch && seen.kind != Kind::Free {
                     *holders
@@ -136,10 +136,8 @@ impl Arena {
         lines: &mut Vec<(u64, Counted)>,
     ) {
         let segment = self.segment();
-        let Some(object) = Held::open(self, line, generation)
-            .and_then(Object::over)
-            .ok()
-        else {
+        // Nobody works on the arena, so nothing needs to be kept.
+        let Ok(object) = Object::over(Held::uncounted(self, line, generation)) else {
             return;
         };
         let mut inner: Vec<u64> = (0..2).map(|end| object.end_line(end)).collect();

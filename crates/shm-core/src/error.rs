@@ -243,6 +243,16 @@ impl Error {
         Self::new(ErrorKind::Decode, context)
     }
 
+    /// Whether there was no room for what had to be written down, rather than anything wrong.
+    pub(crate) fn is_shortage(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::OutOfRoom(_)
+                | ErrorKind::CapacityExhausted { .. }
+                | ErrorKind::LeasesFull { .. }
+        )
+    }
+
     /// The case, for programs.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {

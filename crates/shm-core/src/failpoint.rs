@@ -1,6 +1,7 @@
 //! Labelled steps at which a test can kill, stop or panic the process.
 //!
-//! Compiled in by the feature `failpoints` only; without it [`failpoint!`](crate::failpoint) is nothing.
+//! Compiled in by the feature `failpoints` (and in this crate's own unit tests); without it
+//! [`failpoint!`](crate::failpoint!) is a call to an empty function, so crates above need no feature of their own.
 //! `TENSORMP_FAILPOINT=label[:nth]=kill|stop|panic` arms one label: the `nth` time (from 1, default 1) the
 //! process comes by, it sends itself SIGKILL or SIGSTOP, or panics.
 
@@ -9,20 +10,24 @@
 #[doc(hidden)]
 macro_rules! failpoint {
     ($label:literal) => {
-        #[cfg(feature = "failpoints")]
-        $crate::failpoint::hit($label);
+        $crate::failpoint::hit($label)
     };
 }
 
-#[cfg(feature = "failpoints")]
+#[cfg(any(test, feature = "failpoints"))]
 pub use armed::{LABELS, arm, hit};
 
-#[cfg(feature = "failpoints")]
+/// Nothing, in a build without failpoints.
+#[cfg(not(any(test, feature = "failpoints")))]
+#[inline(always)]
+pub const fn hit(_label: &str) {}
+
+#[cfg(any(test, feature = "failpoints"))]
 mod armed {
     use core::sync::atomic::{AtomicU64, Ordering};
     use std::sync::OnceLock;
 
-    use parking_lot::Mutex;
+    use parking_lot::RwLock;
     use rustix::process::{Signal, getpid, kill_process};
 
     /// Every label in this workspace, for tests that go through them all.
@@ -32,20 +37,35 @@ mod armed {
         "block.drop.recorded",
         "block.drop.uncounted",
         "block.drop.cleared",
-        "put.claimed",
-        "put.written",
-        "put.giving",
-        "put.published",
-        "get.taken",
+        "chunk.claim.one",
+        "chunk.run.unformatted",
+        "chunk.slab.unformatted",
         "get.recorded",
         "get.released",
-        "lane.put.written",
-        "lane.put.giving",
-        "lane.put.published",
+        "get.taken",
         "lane.get.recorded",
         "lane.get.released",
-        "slot.loaned",
+        "lane.put.giving",
+        "lane.put.published",
+        "lane.put.written",
+        "lease.chunk.unlisted",
+        "line.acquire.claimed",
+        "line.acquire.counted",
+        "line.acquire.recorded",
+        "object.unborn",
+        "put.claimed",
+        "put.giving",
+        "put.published",
+        "put.written",
+        "reap.begun",
+        "reap.dropped",
+        "reap.freed",
+        "reap.mended",
+        "reap.returned",
+        "reap.settled",
+        "row.joining",
         "slot.borrowed",
+        "slot.loaned",
         "slot.released",
     ];
 
@@ -56,12 +76,12 @@ mod armed {
         action: String,
     }
 
-    static ARMED: OnceLock<Mutex<Option<Armed>>> = OnceLock::new();
+    static ARMED: OnceLock<RwLock<Option<Armed>>> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
 
-    fn armed() -> &'static Mutex<Option<Armed>> {
+    fn armed() -> &'static RwLock<Option<Armed>> {
         ARMED.get_or_init(|| {
-            Mutex::new(
+            RwLock::new(
                 std::env::var("TENSORMP_FAILPOINT")
                     .ok()
                     .as_deref()
@@ -84,20 +104,22 @@ mod armed {
 
     /// Arms a label from within the process, as the environment variable would; `None` disarms.
     pub fn arm(text: Option<&str>) {
-        *armed().lock() = text.and_then(parse);
+        *armed().write() = text.and_then(parse);
         PASSED.store(0, Ordering::SeqCst);
     }
 
-    /// Called by [`failpoint!`](crate::failpoint).
+    /// Called by [`failpoint!`](crate::failpoint!).
     pub fn hit(label: &str) {
-        let armed = armed().lock().clone();
-        let Some(armed) = armed.filter(|armed| armed.label == label) else {
-            return;
+        let action = match &*armed().read() {
+            Some(armed) if armed.label == label => {
+                if PASSED.fetch_add(1, Ordering::SeqCst) + 1 != armed.nth {
+                    return;
+                }
+                armed.action.clone()
+            }
+            _ => return,
         };
-        if PASSED.fetch_add(1, Ordering::SeqCst) + 1 != armed.nth {
-            return;
-        }
-        match armed.action.as_str() {
+        match action.as_str() {
             "panic" => panic!("failpoint {label}"),
             "stop" => drop(kill_process(getpid(), Signal::STOP)),
             _ => drop(kill_process(getpid(), Signal::KILL)),

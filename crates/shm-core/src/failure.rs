@@ -46,9 +46,19 @@ impl Object {
     /// failure stays.
     pub fn record_failure(&self, failure: &PeerFailure) {
         let state = self.header(object::FAILURE);
-        if state
-            .compare_exchange(NONE, WRITING, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
+        let me = self.arena().me();
+        let writing = WRITING | (u64::from(me.row) + 1) << 8 | u64::from(me.epoch) << 24;
+        let seen = state.load(Ordering::Acquire);
+        // What somebody began to write who died over it is written anew.
+        let abandoned = seen & 0xff == WRITING && seen != writing && {
+            let row = ((seen >> 8) as u16).wrapping_sub(1);
+            let epoch = (seen >> 24) as u16;
+            !self.arena().is_present(Owner { row, epoch })
+        };
+        if (seen == NONE || abandoned)
+            && state
+                .compare_exchange(seen, writing, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
         {
             self.header(object::FAILURE_WHO).store(
                 u64::from(failure.rank) | (u64::from(failure.pid) << 32),

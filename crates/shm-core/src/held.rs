@@ -4,9 +4,10 @@
 //! process gives its one reference back, by the steps of the protocol (`docs/src/protocols.md`, "drop").
 
 use core::fmt;
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::arena::Arena;
+use crate::cells::Owner;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heap;
 use crate::layout::{LINE, counted};
@@ -78,37 +79,67 @@ impl Held {
         }
     }
 
-    /// Makes the line of an end or slot anew, held once: (g, 0) → (g + 1, 1). `None` if it is not free.
+    /// A view of a thing that somebody else keeps alive meanwhile: it counts nowhere.
+    pub(crate) fn uncounted(arena: &Arena, line: u64, generation: u64) -> Self {
+        Self {
+            arena: arena.clone(),
+            lease: u32::MAX,
+            line,
+            generation,
+            armed: false,
+        }
+    }
+
+    /// Makes the line of an end or slot anew, held once: (g, 0) → (g + 1, 1). `None` if it is not free, or somebody
+    /// is making it anew at this moment.
+    ///
+    /// Several participants may try at once, so the generation in an entry would not tell whose line it has become
+    /// when one of them is killed. Hence the line's claimant, who alone may make it anew.
     pub(crate) fn acquire_free(arena: &Arena, line: u64) -> Result<Option<Self>> {
         let segment = arena.segment();
         let word = segment.word(line * LINE + counted::WORD);
-        let seen = word.load(Ordering::Relaxed);
-        let free = Counted::from_word(seen);
-        if free.count != 0 {
+        if Counted::from_word(word.load(Ordering::Relaxed)).count != 0 {
             return Ok(None);
         }
-        let lease = arena.leases().reserve(segment)?;
-        let generation = free.next_generation();
-        arena
-            .leases()
-            .record(segment, lease, Kind::Alloc, line, generation);
-        // Acquire: pairs with the release of whoever dropped it; its accesses are over.
-        let won = word
-            .compare_exchange(
-                seen,
-                Counted::new(generation, 1).to_word(),
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            )
-            .is_ok();
-        if won {
-            arena.leases().set(segment, lease, Kind::Held);
-            Ok(Some(Self::adopt(arena, lease, line, generation)))
-        } else {
-            arena.leases().clear(segment, lease);
-            arena.leases().put_back(lease);
-            Ok(None)
+        let leases = arena.leases();
+        let lease = leases.reserve(segment)?;
+        // Recorded before the claim, so that no claim is without a record; the generation is one that no line has.
+        leases.record(segment, lease, Kind::Alloc, line, u64::MAX);
+        crate::failpoint!("line.acquire.recorded");
+        let claim = segment.word(line * LINE + counted::CLAIMANT);
+        if !become_claimant(arena, claim) {
+            leases.clear(segment, lease);
+            leases.put_back(lease);
+            return Ok(None);
         }
+        crate::failpoint!("line.acquire.claimed");
+        // Acquire: pairs with the release of whoever dropped it; its accesses are over.
+        let seen = word.load(Ordering::Acquire);
+        let free = Counted::from_word(seen);
+        let generation = free.next_generation();
+        leases.record(segment, lease, Kind::Alloc, line, generation);
+        let won = free.count == 0
+            && word
+                .compare_exchange(
+                    seen,
+                    Counted::new(generation, 1).to_word(),
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
+                .is_ok();
+        crate::failpoint!("line.acquire.counted");
+        if won {
+            leases.set(segment, lease, Kind::Held);
+        } else {
+            leases.clear(segment, lease);
+        }
+        // Release, and last: while the line names us, our entry may be judged by it.
+        claim.store(0, Ordering::Release);
+        if won {
+            return Ok(Some(Self::adopt(arena, lease, line, generation)));
+        }
+        leases.put_back(lease);
+        Ok(None)
     }
 
     pub(crate) fn arena(&self) -> &Arena {
@@ -118,21 +149,40 @@ impl Held {
     /// Whether no other handle in this process shares the reference.
     pub(crate) fn is_locally_unique(&self) -> bool {
         // Acquire: pairs with the release in `drop`, so what other handles did is over.
-        self.arena
-            .leases()
-            .local(self.lease)
-            .load(Ordering::Acquire)
-            == 1
+        self.armed
+            && self
+                .arena
+                .leases()
+                .local(self.lease)
+                .load(Ordering::Acquire)
+                == 1
     }
 
     /// Whether this process holds the only reference there is, through this one handle.
     pub(crate) fn is_sole(&self) -> bool {
-        let word = self
-            .arena
-            .segment()
-            .word(self.line * LINE + counted::WORD)
-            .load(Ordering::Acquire);
-        self.is_locally_unique() && Counted::from_word(word) == Counted::new(self.generation, 1)
+        // In this order: while this is the only handle here, nobody here can send another reference, and what was
+        // sent before shows in the count. The other way round a reference sent in between would be missed.
+        self.is_locally_unique() && {
+            // Acquire: pairs with the release of those who let go elsewhere; their accesses are over.
+            let word = self
+                .arena
+                .segment()
+                .word(self.line * LINE + counted::WORD)
+                .load(Ordering::Acquire);
+            Counted::from_word(word) == Counted::new(self.generation, 1)
+        }
+    }
+
+    /// Gives the reference back even while this thread empties an object. Called on the only handle, and not on the
+    /// last reference.
+    pub(crate) fn give_back_at_once(mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.arena
+                .leases()
+                .local(self.lease)
+                .store(0, Ordering::Relaxed);
+            give_back_now(&self.arena, self.lease, self.line, self.generation);
+        }
     }
 
     /// Forgets the reference without giving it back: a message owns it now. The entry is FREE already.
@@ -148,10 +198,17 @@ impl Held {
 
 impl Clone for Held {
     fn clone(&self) -> Self {
-        self.arena
-            .leases()
-            .local(self.lease)
-            .fetch_add(1, Ordering::Relaxed);
+        if self.armed {
+            let before = self
+                .arena
+                .leases()
+                .local(self.lease)
+                .fetch_add(1, Ordering::Relaxed);
+            // As in `Arc`: so many handles can only be forgotten ones, and one more might wrap the count to 0.
+            if before > i32::MAX as u32 {
+                std::process::abort();
+            }
+        }
         Self {
             arena: self.arena.clone(),
             ..*self
@@ -185,7 +242,15 @@ impl fmt::Debug for Held {
 }
 
 /// Gives back the reference recorded in the own entry `lease`, and puts the entry back.
-pub(crate) fn give_back(arena: &Arena, lease: u32, line: u64, generation: u64) {
+fn give_back(arena: &Arena, lease: u32, line: u64, generation: u64) {
+    if object::postpone(arena, Some(lease), line, generation) {
+        return;
+    }
+    give_back_now(arena, lease, line, generation);
+}
+
+/// As [`give_back`], also from within the emptying of an object.
+pub(crate) fn give_back_now(arena: &Arena, lease: u32, line: u64, generation: u64) {
     let segment = arena.segment();
     let leases = arena.leases();
     let word = segment.word(line * LINE + counted::WORD);
@@ -221,6 +286,49 @@ pub(crate) fn give_back(arena: &Arena, lease: u32, line: u64, generation: u64) {
     leases.put_back(lease);
 }
 
+/// Gives back a reference that no entry records. A kill in between leaks it.
+pub(crate) fn release_unrecorded(arena: &Arena, line: u64, generation: u64) {
+    if object::postpone(arena, None, line, generation) {
+        return;
+    }
+    release_unrecorded_now(arena, line, generation);
+}
+
+/// As [`release_unrecorded`], also from within the emptying of an object.
+pub(crate) fn release_unrecorded_now(arena: &Arena, line: u64, generation: u64) {
+    while !subtract_shared(arena, line, generation) && !free_last(arena, line, generation) {}
+}
+
+/// The word by which a line names its claimant.
+pub(crate) fn claimant(owner: Owner) -> u64 {
+    (u64::from(owner.row) + 1) | (u64::from(owner.epoch) << 16)
+}
+
+/// Puts this participant into a line's claim, if nobody who is still there is in it.
+fn become_claimant(arena: &Arena, claim: &AtomicU64) -> bool {
+    let mut seen = 0;
+    loop {
+        match claim.compare_exchange(
+            seen,
+            claimant(arena.me()),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => return true,
+            Err(other) => {
+                let there = Owner {
+                    row: (other as u16).wrapping_sub(1),
+                    epoch: (other >> 16) as u16,
+                };
+                if other != 0 && arena.is_present(there) {
+                    return false;
+                }
+                seen = other;
+            }
+        }
+    }
+}
+
 /// Subtracts one from a count above 1. `false` if the count has become 1: the caller is the sole holder.
 pub(crate) fn subtract_shared(arena: &Arena, line: u64, generation: u64) -> bool {
     let word = arena.segment().word(line * LINE + counted::WORD);
@@ -249,9 +357,8 @@ pub(crate) fn free_last(arena: &Arena, line: u64, generation: u64) -> bool {
     let meta = segment
         .word(line * LINE + counted::META)
         .load(Ordering::Acquire);
-    let tag = Tag::from_meta(meta);
-    if tag == Some(Tag::Block) {
-        if Mode::from_meta(meta) == Some(Mode::Object) {
+    if heap::locate(segment, line).is_some() {
+        if is_object(meta) {
             object::empty(arena, line, generation);
         }
         if heap::owner_of_line(segment, line) != Some(arena.me()) {
@@ -269,25 +376,24 @@ pub(crate) fn free_last(arena: &Arena, line: u64, generation: u64) -> bool {
     {
         return false;
     }
-    after_free(arena, line, tag, meta);
+    after_free(arena, line, meta);
     true
 }
 
+/// Whether the second word of a line is that of an object's block.
+pub(crate) fn is_object(meta: u64) -> bool {
+    Tag::from_meta(meta) == Some(Tag::Block) && Mode::from_meta(meta) == Some(Mode::Object)
+}
+
 /// What follows a count of 0; repeated by the reaper of whoever died before it was done.
-pub(crate) fn after_free(arena: &Arena, line: u64, tag: Option<Tag>, meta: u64) {
+pub(crate) fn after_free(arena: &Arena, line: u64, meta: u64) {
     let segment = arena.segment();
-    match tag {
-        Some(Tag::Block) => {
-            if heap::owner_of_line(segment, line) == Some(arena.me()) {
-                arena.heap().freed_here(segment, line);
-            } else {
-                heap::hint_after_free(segment, line);
-            }
-        }
-        Some(tag @ (Tag::End | Tag::Slot)) => {
-            object::notify_changed(arena, Tag::object_of(meta), tag);
-        }
-        None => {}
+    if let Some(tag @ (Tag::End | Tag::Slot)) = Tag::from_meta(meta) {
+        object::notify_changed(arena, Tag::object_of(meta), tag);
+    } else if heap::owner_of_line(segment, line) == Some(arena.me()) {
+        arena.heap().freed_here(segment, line);
+    } else {
+        heap::hint_after_free(segment, line);
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! | kind | counts |
 //! |---|---|
-//! | ALLOC | only if the line already shows the entry's generation |
+//! | ALLOC | only if the line already shows the entry's generation, and for an end or slot names it as claimant |
 //! | HELD | yes |
 //! | GIVING | only while the ticket's cell is still CLAIMED by this participant at that position |
 //! | RECV | only once the ticket's cell is no longer TAKING by this participant at that position |
@@ -25,7 +25,10 @@ use parking_lot::Mutex;
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::{LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, row};
+use crate::layout::{
+    CHUNK, LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, descriptor, row,
+};
+use crate::participant::table::Row;
 use crate::segment::Segment;
 
 /// What an entry says about its participant and the line it names.
@@ -126,32 +129,35 @@ impl<'a> EntryRef<'a> {
     }
 }
 
-/// The lease chunks of a row, as its directory names them; the directory is checked, not trusted.
-fn lease_chunk(segment: &Segment, row_number: u16, slot: u64) -> Option<u64> {
-    let word = ROWS_START + u64::from(row_number) * ROW + row::DIRECTORY + slot * 8;
+/// A lease chunk of a participant, as its directory names it. The directory is checked, not trusted: it may be that of
+/// the row's previous occupant, whose chunks are somebody else's by now.
+fn lease_chunk(segment: &Segment, owner: Owner, slot: u64) -> Option<u64> {
+    let word = ROWS_START + u64::from(owner.row) * ROW + row::DIRECTORY + slot * 8;
     let chunk = segment.word(word).load(Ordering::Acquire).checked_sub(1)?;
     let chunks = Chunks::new(segment);
-    let leases = matches!(
-        chunks.state(chunk.min(chunks.high())),
-        State::Owned(_, Use::Leases)
-    );
-    (chunk < chunks.high() && leases).then_some(chunk)
+    (chunk < chunks.high() && chunks.state(chunk) == State::Owned(owner, Use::Leases))
+        .then_some(chunk)
 }
 
-/// Every entry that a participant's row ever used.
-pub(crate) fn entries_of(segment: &Segment, row_number: u16) -> impl Iterator<Item = EntryRef<'_>> {
-    let high = segment
-        .word(ROWS_START + u64::from(row_number) * ROW + row::LEASES_HIGH)
-        .load(Ordering::Acquire)
-        .min(row::DIRECTORY_WORDS * LEASES_PER_CHUNK);
+/// Every entry that a participant ever used; none for a row that is not committed.
+pub(crate) fn entries_of(segment: &Segment, owner: Owner) -> impl Iterator<Item = EntryRef<'_>> {
+    let row = Row::get(segment, owner.row);
+    let high = row.map_or(0, |row| row.word(row::LEASES_HIGH).load(Ordering::Acquire));
+    let high = high.min(row::DIRECTORY_WORDS * LEASES_PER_CHUNK);
     let slots = high.div_ceil(LEASES_PER_CHUNK);
     (0..slots).flat_map(move |slot| {
         let used = (high - slot * LEASES_PER_CHUNK).min(LEASES_PER_CHUNK);
-        lease_chunk(segment, row_number, slot)
+        lease_chunk(segment, owner, slot)
             .into_iter()
             .flat_map(move |chunk| {
-                let start = Chunks::new(segment).offset(chunk);
-                (0..used).map(move |index| EntryRef::at(segment, start + index * LEASE))
+                let chunks = Chunks::new(segment);
+                // Nothing beyond is committed, whatever the row says.
+                let committed = chunks
+                    .word(chunk, descriptor::COMMITTED)
+                    .load(Ordering::Acquire);
+                let start = chunks.offset(chunk);
+                (0..used.min(committed / LEASE))
+                    .map(move |index| EntryRef::at(segment, start + index * LEASE))
             })
     })
 }
@@ -244,7 +250,8 @@ impl Leases {
             self.chunks[slot].store(chunks.offset(chunk), Ordering::Release);
         } else {
             let start = self.chunks[slot].load(Ordering::Acquire);
-            let chunk = chunks.of_offset(start).unwrap_or(0);
+            // From our own memory, so no peer can make it another's chunk.
+            let chunk = (start - chunks.offset(0)) / CHUNK;
             chunks.commit(chunk, (within + LEASES_STEP) * LEASE)?;
             for index in within..within + LEASES_STEP {
                 segment

@@ -11,14 +11,14 @@ use core::sync::atomic::Ordering;
 use crate::arena::Arena;
 use crate::cells::{self, Owner};
 use crate::heap;
-use crate::held::{self, Held};
+use crate::held;
 use crate::lane;
-use crate::layout::{LINE, counted, header, object as object_layout, row};
+use crate::layout::{LINE, counted, object as object_layout, row};
 use crate::lease::{self, Entry, EntryRef, Kind};
-use crate::line::{Counted, Mode, Tag};
+use crate::line::Counted;
 use crate::object;
 use crate::participant::liveness::{self, Verdict};
-use crate::participant::table::{Life, Row, RowState};
+use crate::participant::table::{self, Life, Row, RowState, tag_of};
 use crate::segment::Segment;
 
 /// The verdict about a participant, from what its row says.
@@ -27,31 +27,29 @@ pub(crate) fn verdict(arena: &Arena, row: Row<'_>) -> Option<(Owner, RowState, V
     if owner == arena.me() {
         return Some((owner, state, Verdict::Alive));
     }
+    if state.life == Life::Joining {
+        // Its identity may not be written yet. All that is known is its pid, if it is of our namespace; being gone
+        // is then certain, and a reused pid leaves the row to a later look.
+        let ours = liveness::own_namespace().is_some_and(|own| tag_of(own) == state.tag);
+        let verdict = if ours && liveness::has_ended(state.pid) {
+            Verdict::Dead
+        } else {
+            Verdict::Unknown
+        };
+        return (row.occupant() == Some((owner, state))).then_some((owner, state, verdict));
+    }
     let start_time = row.word(row::START_TIME).load(Ordering::Acquire);
     let namespace = row.word(row::PID_NAMESPACE).load(Ordering::Acquire);
-    if state.life == Life::Joining {
-        // Its identity may not be written yet. All that is known is its pid, if it is of our namespace; being
-        // gone is then certain, and a reused pid leaves the row to a later look.
-        let gone = liveness::is_dead(
-            state.pid,
-            u64::MAX,
-            liveness::own_namespace().unwrap_or(0),
-            || None,
-        ) == Verdict::Dead
-            && rustix::process::Pid::from_raw(state.pid as i32).is_some_and(|pid| {
-                rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
-            });
-        return Some((
-            owner,
-            state,
-            if gone { Verdict::Dead } else { Verdict::Alive },
-        ));
-    }
     let verdict = liveness::is_dead(state.pid, start_time, namespace, || {
         arena.locks().is_held_elsewhere(owner.row).ok()
     });
     // The row may have changed hands while we looked.
     (row.occupant() == Some((owner, state))).then_some((owner, state, verdict))
+}
+
+/// Whether the pid in this row is one that we see.
+pub(crate) fn is_of_our_namespace(row: Row<'_>) -> bool {
+    liveness::own_namespace() == Some(row.word(row::PID_NAMESPACE).load(Ordering::Acquire))
 }
 
 /// Reaps `dead`, which is known to be dead (or is this process, leaving). `false` if a live reaper is at it, or
@@ -63,7 +61,7 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     let Some((occupant, state)) = row.occupant() else {
         return false;
     };
-    if occupant != dead || !become_reaper(arena, row) {
+    if occupant != dead || !become_reaper(arena, row, dead) {
         return false;
     }
     // Once more, now that nobody else finishes it meanwhile.
@@ -80,35 +78,25 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     }
     crate::failpoint!("reap.dropped");
     heap::bury_chunks(arena.segment(), dead);
-    if state.life == Life::Alive {
-        arena
-            .segment()
-            .word(header::ALIVE)
-            .fetch_sub(1, Ordering::AcqRel);
-    }
+    crate::failpoint!("reap.returned");
     // The row comes last: until now a killed reaper's successor finds it.
-    row.change(
-        state,
-        RowState {
-            life: Life::Free,
-            epoch: dead.epoch,
-            pid: 0,
-        },
-    );
-    arena
-        .segment()
-        .word(header::MEMBERSHIP)
-        .fetch_add(1, Ordering::AcqRel);
+    row.change(state, RowState::free(dead.epoch));
+    table::changed(arena.segment());
     true
 }
 
-/// Makes this process the one that reaps the row, unless a live one is at it.
-fn become_reaper(arena: &Arena, row: Row<'_>) -> bool {
-    let me = (u64::from(arena.me().row) + 1) | (u64::from(arena.me().epoch) << 16);
+/// Makes this process the one that reaps `dead`, unless a live one is at it.
+///
+/// The word says which epoch it is about, so what the reaper of an earlier one left there stands in nobody's way.
+fn become_reaper(arena: &Arena, row: Row<'_>, dead: Owner) -> bool {
+    let me = arena.me();
+    let mine =
+        (u64::from(me.row) + 1) | (u64::from(me.epoch) << 16) | (u64::from(dead.epoch) << 32);
     let word = row.word(row::REAPER);
     loop {
         let seen = word.load(Ordering::Acquire);
-        if seen != 0 && seen != me {
+        let about = (seen >> 32) as u16;
+        if seen != 0 && seen != mine && about == dead.epoch {
             let other = Owner {
                 row: (seen as u16).wrapping_sub(1),
                 epoch: (seen >> 16) as u16,
@@ -122,7 +110,7 @@ fn become_reaper(arena: &Arena, row: Row<'_>) -> bool {
         }
         // Threads of one process are kept apart by the arena's own lock, held by our caller.
         if word
-            .compare_exchange(seen, me, Ordering::AcqRel, Ordering::Acquire)
+            .compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
         {
             return true;
@@ -132,7 +120,7 @@ fn become_reaper(arena: &Arena, row: Row<'_>) -> bool {
 
 /// Phase 1: every reference on its way becomes HELD or nothing.
 fn settle_tickets(arena: &Arena, dead: Owner) {
-    for entry in lease::entries_of(arena.segment(), dead.row) {
+    for entry in lease::entries_of(arena.segment(), dead) {
         loop {
             let seen = entry.load();
             if seen.epoch != dead.epoch {
@@ -140,7 +128,7 @@ fn settle_tickets(arena: &Arena, dead: Owner) {
             }
             let counts = match seen.kind {
                 Kind::Free | Kind::Held | Kind::Dropping => break,
-                Kind::Alloc => line_counted(arena.segment(), &entry, seen.line).is_some(),
+                Kind::Alloc => alloc_counts(arena.segment(), dead, &entry, seen.line),
                 Kind::Giving | Kind::Recv | Kind::GivingLane | Kind::RecvLane => {
                     ticket_counts(arena.segment(), dead, &entry, seen)
                 }
@@ -156,17 +144,24 @@ fn settle_tickets(arena: &Arena, dead: Owner) {
     }
 }
 
-/// The count of the entry's line, if the line is still in the entry's generation and counted.
-fn line_counted(segment: &Segment, entry: &EntryRef<'_>, line: u64) -> Option<u64> {
-    let known = heap::locate(segment, line).is_some() || heap::in_object(segment, line);
-    let word = known.then(|| {
-        segment
-            .word(line * LINE + counted::WORD)
-            .load(Ordering::Acquire)
-    })?;
+/// Whether the dead participant was done making the entry's line anew.
+///
+/// A block is made anew only by the owner of its chunk, so the generation alone tells. An end or a slot is made anew
+/// by whoever comes first: there the line must still name the dead one as its claimant, who alone may change it then.
+fn alloc_counts(segment: &Segment, dead: Owner, entry: &EntryRef<'_>, line: u64) -> bool {
+    let in_object = heap::locate(segment, line).is_none();
+    if in_object && !heap::in_object(segment, line) {
+        return false;
+    }
+    let claimant = segment.word(line * LINE + counted::CLAIMANT);
+    if in_object && claimant.load(Ordering::Acquire) != held::claimant(dead) {
+        return false;
+    }
+    let word = segment
+        .word(line * LINE + counted::WORD)
+        .load(Ordering::Acquire);
     let now = Counted::from_word(word);
-    (now.generation == entry.generation.load(Ordering::Relaxed) && now.count > 0)
-        .then_some(now.count)
+    now.generation == entry.generation.load(Ordering::Relaxed) && now.count > 0
 }
 
 /// Whether a reference with a ticket counts as its (dead) participant's.
@@ -191,21 +186,24 @@ fn ticket_counts(segment: &Segment, dead: Owner, entry: &EntryRef<'_>, seen: Ent
 /// How many cells the array has that the cell at this line belongs to.
 fn cell_capacity(segment: &Segment, cell: u64) -> Option<u64> {
     let base = heap::block_around(segment, cell)?;
-    for index in 0..object_layout::ARRAY_COUNT {
+    let meta = segment
+        .word(base.line * LINE + counted::META)
+        .load(Ordering::Acquire);
+    if !held::is_object(meta) || base.capacity < object_layout::USER {
+        return None;
+    }
+    (0..object_layout::ARRAY_COUNT).find_map(|index| {
         let descriptor = base.data + object_layout::ARRAYS + index * object_layout::ARRAY;
         let count = segment.word(descriptor).load(Ordering::Acquire) >> 16;
         let first = segment.word(descriptor + 8).load(Ordering::Acquire);
-        let within = (cell * LINE - base.data).checked_sub(first);
-        if within.is_some_and(|within| within / LINE < count) && count > 0 {
-            return Some(count);
-        }
-    }
-    None
+        let within = (cell * LINE - base.data).checked_sub(first)?;
+        (within / LINE < count && count <= u64::from(u32::MAX)).then_some(count)
+    })
 }
 
 /// Phase 2: cells of the objects it held.
 fn mend_objects(arena: &Arena, dead: Owner, pid: u32) {
-    for entry in lease::entries_of(arena.segment(), dead.row) {
+    for entry in lease::entries_of(arena.segment(), dead) {
         let seen = entry.load();
         if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
             continue;
@@ -234,10 +232,11 @@ fn wave_of(segment: &Segment, line: u64) -> Option<Wave> {
         let meta = segment
             .word(line * LINE + counted::META)
             .load(Ordering::Acquire);
-        return match (Tag::from_meta(meta), Mode::from_meta(meta)) {
-            (Some(Tag::Block), Some(Mode::Object)) => Some(Wave::Objects),
-            _ => Some(Wave::Blocks),
-        };
+        return Some(if held::is_object(meta) {
+            Wave::Objects
+        } else {
+            Wave::Blocks
+        });
     }
     heap::in_object(segment, line).then_some(Wave::EndsAndSlots)
 }
@@ -245,7 +244,7 @@ fn wave_of(segment: &Segment, line: u64) -> Option<Wave> {
 /// Phase 3: drops what it held, as the living do, but by compare-and-swap on its entries.
 fn drop_held(arena: &Arena, dead: Owner, wave: Wave) {
     let segment = arena.segment();
-    for entry in lease::entries_of(segment, dead.row) {
+    for entry in lease::entries_of(segment, dead) {
         loop {
             let seen = entry.load();
             if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
@@ -277,7 +276,7 @@ fn drop_held(arena: &Arena, dead: Owner, wave: Wave) {
             match (seen.kind, word.count) {
                 (Kind::Dropping, 0) => {
                     // Dropped, but perhaps nobody was told.
-                    held::after_free(arena, seen.line, Tag::from_meta(meta), meta);
+                    held::after_free(arena, seen.line, meta);
                     entry.change(seen, free);
                     break;
                 }
@@ -295,26 +294,11 @@ fn drop_held(arena: &Arena, dead: Owner, wave: Wave) {
                 _ => {
                     // Shared: clear the record, then subtract; only the one whose swap succeeded does.
                     if entry.change(seen, free) {
-                        subtract(arena, seen.line, generation);
+                        held::release_unrecorded(arena, seen.line, generation);
                         break;
                     }
                 }
             }
         }
-    }
-}
-
-/// Takes one from a count that this process just became responsible for.
-fn subtract(arena: &Arena, line: u64, generation: u64) {
-    if held::subtract_shared(arena, line, generation) {
-        return;
-    }
-    // It has become the last one meanwhile: adopt it and drop it as the living do. Without a lease for it, it
-    // leaks until the audit.
-    if let Ok(lease) = arena.leases().reserve(arena.segment()) {
-        arena
-            .leases()
-            .record(arena.segment(), lease, Kind::Held, line, generation);
-        drop(Held::adopt(arena, lease, line, generation));
     }
 }

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 use crate::layout::{LINE, PAGE};
 use crate::line::Mode;
-use crate::message::{self, FORM_SLOT, Outgoing, Pin, What};
+use crate::message::{self, FORM_SLOT, Outgoing, Pin, Pins, What};
 use crate::object::{Array, Object};
 use crate::storage::Storage;
 use crate::tensor::Element;
@@ -59,6 +59,12 @@ impl Slots {
                 )
             })?;
         let memory = Storage::allocate(object.arena(), total, Mode::Slots)?;
+        if !object.bind_memory(array, memory.id()) {
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                "the slots of this ring have their memory already; send the `Slots` rather than make them again",
+            ));
+        }
         Self::over(object.clone(), array, memory)
     }
 
@@ -70,6 +76,17 @@ impl Slots {
             return Err(Error::wrong_mode("an object without slots", "a ring"));
         };
         let slot_bytes = memory.len() / (count as usize).max(1);
+        // Slots that lie over the memory of others would be written by two loans at once.
+        let belongs = memory.arena().is(object.arena())
+            && object.has_memory(array, memory.id())
+            && slot_bytes > 0
+            && slot_bytes.is_multiple_of(PAGE as usize);
+        if !belongs {
+            return Err(Error::new(
+                ErrorKind::Decode,
+                "a ring came with memory that is not its own; a participant wrote where it must not",
+            ));
+        }
         Ok(Self(Arc::new(Inner {
             memory,
             object,
@@ -167,9 +184,12 @@ impl Slots {
         };
         let arrived = incoming
             .entries
+            .0
             .pop()
             .flatten()
-            .filter(|arrived| arrived.what == What::Slot)
+            .filter(|arrived| {
+                arrived.what == What::Slot && arrived.held.arena().is(self.object().arena())
+            })
             .ok_or_else(malformed)?;
         let slot = arrived
             .held
@@ -334,22 +354,27 @@ impl Loan {
         payload[2..].copy_from_slice(&meta);
         Outgoing {
             payload,
-            pins: smallvec::SmallVec::from_iter([Pin {
+            pins: Pins(smallvec::SmallVec::from_iter([Pin {
                 held: self.held,
                 what: What::Slot,
-            }]),
+            }])),
         }
     }
 
-    /// The loan back out of a message that was not sent.
+    /// The loan back out of a message that was not sent. `None` when the message names no slot of this ring, or a
+    /// slot that others have by now.
     #[must_use]
-    pub fn from_message(message: Outgoing, slots: &Slots) -> Option<Self> {
+    pub fn from_message(mut message: Outgoing, slots: &Slots) -> Option<Self> {
         let held = message
             .pins
+            .take()
             .into_iter()
             .next()
-            .filter(|pin| pin.what == What::Slot)?
+            .filter(|pin| pin.what == What::Slot && pin.held.is_sole())?
             .held;
+        if !held.arena().is(slots.object().arena()) {
+            return None;
+        }
         let slot = u32::try_from(held.line.checked_sub(slots.0.first / LINE)?).ok()?;
         (slot < slots.count()).then(|| Self {
             held,

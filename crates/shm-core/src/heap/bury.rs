@@ -15,7 +15,7 @@ impl Inner {
     /// Gives own chunks without live blocks back. Returns how many.
     pub(super) fn retire_unused(&mut self, segment: &Segment, me: Owner) -> u64 {
         let chunks = Chunks::new(segment);
-        self.collect_dirty(segment, me);
+        self.collect_all(segment);
         let mut given_back = 0;
         for chunk in self.owned.clone() {
             // A device may still be reading or writing there.
@@ -91,7 +91,6 @@ pub(crate) fn bury_chunks(segment: &Segment, dead: Owner) {
             }
             Use::Run(count) => {
                 if free_block(segment, Chunks::run_line(chunk)).is_some() {
-                    let count = count.min((chunks.high() - chunk) as u32);
                     adopt_tails(&chunks, dead, chunk, count);
                     chunks.retire_run(chunk, u64::from(count), dead);
                 } else {

@@ -89,24 +89,29 @@ impl Heap {
             crate::failpoint!("block.alloc.recorded");
             let word = segment.word(found.line * LINE + counted::WORD);
             let free = word.load(Ordering::Relaxed);
+            if Counted::from_word(free).count != 0 {
+                leases.clear(segment, lease);
+                continue;
+            }
+            // Before it counts: whoever finds the block counted, our reaper say, finds it to be what it is. Nobody
+            // but the chunk's owner, under this lock, makes a block anew, so nobody relies on these words now.
+            segment
+                .word(found.line * LINE + counted::LENGTH)
+                .store(bytes, Ordering::Relaxed);
+            segment
+                .word(found.line * LINE + counted::META)
+                .store(Tag::meta_of_block(mode), Ordering::Relaxed);
             // Acquire: pairs with the release of whoever dropped the block; its accesses are over.
-            if Counted::from_word(free).count == 0
-                && word
-                    .compare_exchange(
-                        free,
-                        Counted::new(found.generation, 1).to_word(),
-                        Ordering::AcqRel,
-                        Ordering::Relaxed,
-                    )
-                    .is_ok()
+            if word
+                .compare_exchange(
+                    free,
+                    Counted::new(found.generation, 1).to_word(),
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
             {
                 crate::failpoint!("block.alloc.counted");
-                segment
-                    .word(found.line * LINE + counted::LENGTH)
-                    .store(bytes, Ordering::Relaxed);
-                segment
-                    .word(found.line * LINE + counted::META)
-                    .store(Tag::meta_of_block(mode), Ordering::Release);
                 leases.set(segment, lease, Kind::Held);
                 return Ok(found);
             }
@@ -119,6 +124,7 @@ impl Heap {
         self.inner.lock().put(segment, self.me, line);
     }
 }
+
 impl Inner {
     /// Claims chunks; when the arena has none left, gives own unused ones back first and tries once more.
     fn claim(&mut self, segment: &Segment, me: Owner, count: u64) -> Result<u64> {

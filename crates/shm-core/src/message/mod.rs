@@ -11,10 +11,10 @@ mod encode;
 mod parse;
 mod serde;
 
-pub(crate) use decode::Arrived;
 pub use decode::Incoming;
-pub(crate) use encode::Pin;
+pub(crate) use decode::{Arrived, Entries};
 pub use encode::{EncodeError, Outgoing, encode};
+pub(crate) use encode::{Pin, Pins};
 pub(crate) use parse::{FORM_SLOT, Parsed, What, parse};
 pub(crate) use serde::{
     deserialize_slots, deserialize_tensor, refuse, serialize_slots, serialize_tensor,

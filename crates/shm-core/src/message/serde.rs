@@ -22,10 +22,12 @@ fn serialize_handle<S: Serializer>(
 ) -> Result<S::Ok, S::Error> {
     let index = ENCODING.with_borrow_mut(|scope| {
         let Some(scope) = scope else { return Err(OUTSIDE.to_owned()) };
-        if !held.arena().same(&scope.arena) {
+        // Not only of the same arena but of this one participation in it: entries are numbers in its lease table.
+        if !held.arena().is(&scope.arena) {
             let error = Error::new(
                 ErrorKind::ForeignArena,
-                "the value holds a tensor (or queue) of another arena than the queue it is put into; copy it with `copy_into(queue.arena())`",
+                "the value holds a tensor (or queue) of another arena than the queue it is put into (or of another handle by which this process \
+                 joined the same arena once more); copy it with `copy_into(queue.arena())`",
             );
             let text = error.to_string();
             scope.error = Some(error);
@@ -41,8 +43,8 @@ fn serialize_handle<S: Serializer>(
             // A geometry has at most 8 extents, strides and an offset of at most 10 bytes each: below 256.
             scope.table[at + 11] = (scope.table.len() - at - 12) as u8;
         }
-        scope.pins.push(Pin { held: held.clone(), what });
-        Ok(scope.pins.len() as u32 - 1)
+        scope.pins.0.push(Pin { held: held.clone(), what });
+        Ok(scope.pins.0.len() as u32 - 1)
     });
     match index {
         Ok(index) => serializer.serialize_u32(index),
@@ -68,7 +70,12 @@ fn deserialize_handle<'de, D: Deserializer<'de>>(
                 scope.error = Some(error);
                 Err(text)
             };
-            let Some(entry) = scope.entries.get_mut(index as usize).and_then(Option::take) else {
+            let Some(entry) = scope
+                .entries
+                .0
+                .get_mut(index as usize)
+                .and_then(Option::take)
+            else {
                 return fail(scope, malformed("a handle is missing or taken out twice"));
             };
             if !wanted.contains(&entry.what) {

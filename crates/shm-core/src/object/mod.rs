@@ -10,12 +10,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
 use crate::cells::Cells;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::heap;
 use crate::held::{self, Held};
 use crate::lane::Lane;
-use crate::layout::{LINE, WORD, object};
+use crate::layout::{LINE, WORD, counted, object};
 use crate::line::Counted;
 use crate::participant::table::read_text;
 use crate::segment::Segment;
@@ -30,7 +30,7 @@ pub(crate) use array::Placed;
 pub use array::{Array, ArrayRef};
 pub use end::End;
 pub use header::ObjectKind;
-pub(crate) use mend::{empty, mend, notify_changed};
+pub(crate) use mend::{empty, mend, notify_changed, postpone};
 
 /// A reference of this process to an object. Clones are local; the last one gives the reference back.
 #[derive(Clone)]
@@ -79,6 +79,14 @@ impl Object {
     pub fn open(arena: &Arena, handle: [u64; 2]) -> Result<Self> {
         let [line, generation] = handle;
         if heap::locate(arena.segment(), line).is_none() {
+            return Err(held::stale(line, generation));
+        }
+        // Looked at before the count is touched: a number that names somebody's tensor must leave that alone.
+        let meta = arena
+            .segment()
+            .word(line * LINE + counted::META)
+            .load(Ordering::Acquire);
+        if !held::is_object(meta) {
             return Err(held::stale(line, generation));
         }
         Self::over(Held::open(arena, line, generation)?)
@@ -195,18 +203,27 @@ impl Object {
     /// What taking a reference can answer.
     pub fn end(&self, index: u64) -> Result<End> {
         let line = self.end_line(index);
-        let held = match Held::acquire_free(self.arena(), line)? {
-            Some(held) => held,
-            None => {
-                let word = self
-                    .arena()
-                    .segment()
-                    .word(line * LINE)
-                    .load(Ordering::Acquire);
-                Held::open(self.arena(), line, Counted::from_word(word).generation)?
+        let word = self.arena().segment().word(line * LINE);
+        let mut tries = 0;
+        loop {
+            if let Some(held) = Held::acquire_free(self.arena(), line)? {
+                return Ok(End { held });
             }
-        };
-        Ok(End { held })
+            let now = Counted::from_word(word.load(Ordering::Acquire));
+            match Held::open(self.arena(), line, now.generation) {
+                Ok(held) => return Ok(End { held }),
+                // Its last holder let go, or its first one is just coming: look again.
+                Err(error) if *error.kind() == ErrorKind::Stale && tries < 10_000 => {
+                    tries += 1;
+                    if tries % 1_000 == 0 {
+                        // One that died there keeps the end until it is buried.
+                        self.arena().bury_the_dead();
+                    }
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Line of an end.
@@ -234,6 +251,32 @@ impl Object {
             self.base + object::SITE,
             object::SITE_WORDS,
         )
+    }
+
+    /// Ties an array of slots to the block that is their memory. `false` if it has one already.
+    pub(crate) fn bind_memory(&self, array: usize, memory: (u64, u64)) -> bool {
+        let [line, generation] = self.memory_words(array);
+        let bound = generation
+            .compare_exchange(0, memory.1 + 1, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
+        if bound {
+            line.store(memory.0, Ordering::Release);
+        }
+        bound
+    }
+
+    /// Whether that block is the memory of an array of slots.
+    pub(crate) fn has_memory(&self, array: usize, memory: (u64, u64)) -> bool {
+        let [line, generation] = self.memory_words(array);
+        (
+            line.load(Ordering::Acquire),
+            generation.load(Ordering::Acquire),
+        ) == (memory.0, memory.1 + 1)
+    }
+
+    fn memory_words(&self, array: usize) -> [&AtomicU64; 2] {
+        let descriptor = object::ARRAYS + array as u64 * object::ARRAY;
+        [2, 3].map(|word| self.header(descriptor + word * WORD))
     }
 
     pub(crate) fn header(&self, field: u64) -> &AtomicU64 {

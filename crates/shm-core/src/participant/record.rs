@@ -17,7 +17,10 @@ pub struct Recorder<'a> {
 
 impl Recorder<'_> {
     fn row(&self) -> Option<Row<'_>> {
-        Row::get(self.arena.segment(), self.arena.me().row)
+        // A fork would write into its parent's.
+        (!self.arena.is_forked())
+            .then(|| Row::get(self.arena.segment(), self.arena.me().row))
+            .flatten()
     }
 
     /// The name of this process, up to 56 bytes.
