@@ -121,15 +121,19 @@ pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
     };
     let read = read();
     drop(arrived);
-    read.map_err(|error: Error| {
-        let text = error.to_string();
-        DECODING.with_borrow_mut(|scope| {
-            if let Some(scope) = scope {
-                scope.error = Some(error);
-            }
-        });
-        serde::de::Error::custom(text)
-    })
+    read.map_err(refuse)
+}
+
+/// Why what arrived does not fit, as serde wants it; the reader of the message is told by the error itself, since
+/// postcard keeps no text.
+pub(crate) fn refuse<E: serde::de::Error>(error: Error) -> E {
+    let text = error.to_string();
+    DECODING.with_borrow_mut(|scope| {
+        if let Some(scope) = scope {
+            scope.error = Some(error);
+        }
+    });
+    E::custom(text)
 }
 
 impl Serialize for Object {
@@ -141,7 +145,7 @@ impl Serialize for Object {
 impl<'de> Deserialize<'de> for Object {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let arrived = deserialize_handle(deserializer, &[What::Object])?;
-        Self::over(arrived.held).map_err(serde::de::Error::custom)
+        Self::over(arrived.held).map_err(refuse)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::tensor::geometry::Geometry;
 use crate::tensor::placed::Placed;
 use crate::tensor::shape::Shape;
 use crate::tensor::strided::Strided;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::ops::{Deref, RangeBounds};
 
@@ -235,7 +235,7 @@ impl<'de, T: Element> Deserialize<'de> for SharedTensor<T> {
         placed
             .and_then(Strided::new)
             .map(SharedTensor::new)
-            .map_err(de::Error::custom)
+            .map_err(message::refuse)
     }
 }
 
