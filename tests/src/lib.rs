@@ -6,7 +6,7 @@ mod harness;
 mod look;
 
 pub use harness::{Test, allow_leaks, main};
-pub use look::{children, exists, kill, pidfd, stop_and_see, wait_for_end};
+pub use look::{children, children_of, exists, kill, name_of, pidfd, stop_and_see, wait_for_end};
 
 /// The first page of the repository.
 #[cfg(doctest)]

@@ -84,10 +84,23 @@ fn state_and_parent(pid: u32) -> Option<(String, u32)> {
 /// The processes, dead or alive, that have this one as their parent.
 #[must_use]
 pub fn children() -> Vec<u32> {
-    let me = std::process::id();
+    children_of(std::process::id())
+}
+
+/// The processes, dead or alive, that have that one as their parent.
+#[must_use]
+pub fn children_of(parent: u32) -> Vec<u32> {
     pids()
-        .filter(|&pid| state_and_parent(pid).is_some_and(|(_, parent)| parent == me))
+        .filter(|&pid| state_and_parent(pid).is_some_and(|(_, of)| of == parent))
         .collect()
+}
+
+/// What a living process is called; the system keeps 15 bytes of it.
+#[must_use]
+pub fn name_of(pid: u32) -> Option<String> {
+    let (state, _) = state_and_parent(pid)?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    (state != "Z").then(|| name.trim_end().to_owned())
 }
 
 /// The living processes that carry a mark. A zombie's environment cannot be read, so it is none of them.

@@ -212,7 +212,15 @@ impl Channel {
         let departed = || {
             let (rank, pid) = self.object.departed().filter(|_| end == CONSUMERS)?;
             let cause = "returned, and with it went the last receiver of the queue".into();
-            Some(Error::peer_failed(PeerFailure { rank, pid, cause }, doing))
+            Some(Error::peer_failed(
+                PeerFailure {
+                    rank,
+                    pid,
+                    name: String::new(),
+                    cause,
+                },
+                doing,
+            ))
         };
         if let Some(error) = said() {
             return error;
@@ -232,6 +240,7 @@ impl Channel {
                 PeerFailure {
                     rank: PeerFailure::UNKNOWN_RANK,
                     pid,
+                    name: String::new(),
                     cause,
                 },
                 doing,

@@ -21,6 +21,8 @@ pub struct PeerFailure {
     pub rank: u32,
     /// Its process id.
     pub pid: u32,
+    /// Its name, where it has one.
+    pub name: String,
     /// The cause, as a sentence ("was killed by SIGKILL").
     pub cause: String,
 }
@@ -69,7 +71,8 @@ impl Object {
                 self.arena().segment(),
                 text,
                 object::FAILURE_TEXT_WORDS,
-                &failure.cause,
+                // A name has no line break (the system would not take it), a cause may have some.
+                &format!("{}\n{}", failure.name, failure.cause),
             );
             // Release: who sees VALID sees the record.
             state.store(VALID, Ordering::Release);
@@ -85,10 +88,13 @@ impl Object {
         }
         let who = self.header(object::FAILURE_WHO).load(Ordering::Relaxed);
         let text = self.base() + object::FAILURE_TEXT;
+        let text = read_text(self.arena().segment(), text, object::FAILURE_TEXT_WORDS);
+        let (name, cause) = text.split_once('\n').unwrap_or(("", &text));
         Some(PeerFailure {
             rank: who as u32,
             pid: (who >> 32) as u32,
-            cause: read_text(self.arena().segment(), text, object::FAILURE_TEXT_WORDS),
+            name: name.to_owned(),
+            cause: cause.to_owned(),
         })
     }
 

@@ -114,6 +114,7 @@ impl Shared {
         self.0.record_failure(&PeerFailure {
             rank: rank_of(worker),
             pid: worker.pid,
+            name: worker.name.clone(),
             cause: cause.to_owned(),
         });
     }

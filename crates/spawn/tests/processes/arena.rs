@@ -131,6 +131,7 @@ fn an_error_that_only_follows_is_not_taken_for_the_reason() {
             return Err(PeerFailure {
                 rank: 1,
                 pid: 1,
+                name: String::new(),
                 cause: "left".into(),
             }
             .into());

@@ -126,8 +126,12 @@ pub(crate) fn start(
     }
     let end = to_detect.end(&to_detect.ends.0);
     group.add("detect", detect, (format, end, found, opened.clone()))?;
-    let context = group.start()?;
-    opened.wait()?;
+    let mut context = group.start()?;
+    if let Err(error) = opened.wait() {
+        // The context tells better what became of its process.
+        context.join()?;
+        return Err(error.into());
+    }
     Ok(Running {
         context,
         started: monotonic(),
