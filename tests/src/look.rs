@@ -56,11 +56,24 @@ pub fn kill(pid: u32) {
 ///
 /// # Panics
 /// When there is no such child.
-pub fn stop_and_see(pid: u32) {
+pub fn stop(pid: u32) {
     kill_process(number(pid), Signal::STOP).expect("a process to stop");
-    // It stays waitable: the supervisor is told of its end, not of this.
+    see_stopped(pid);
+}
+
+/// Waits until a child has stopped. The watchdog bounds it.
+pub fn see_stopped(pid: u32) {
+    // It stays waitable: its end is the supervisor's to hear of.
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
     while let Err(Errno::INTR) = waitid(WaitId::Pid(number(pid)), options) {}
+}
+
+/// Lets a stopped process go on.
+///
+/// # Panics
+/// When there is no such process.
+pub fn resume(pid: u32) {
+    kill_process(number(pid), Signal::CONT).expect("a process to resume");
 }
 
 /// Whether a process, or a zombie of it, is there.
