@@ -69,13 +69,13 @@ impl<R: 'static> Group<R> {
         }
     }
 
-    /// See [`Builder::grace`].
+    /// See [`Builder::grace`](crate::Builder::grace).
     pub fn grace(mut self, grace: Duration) -> Self {
         self.options.grace = grace;
         self
     }
 
-    /// See [`Builder::hello_deadline`].
+    /// See [`Builder::hello_deadline`](crate::Builder::hello_deadline).
     pub fn hello_deadline(mut self, deadline: Duration) -> Self {
         self.options.hello_deadline = deadline;
         self

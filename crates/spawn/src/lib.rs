@@ -112,6 +112,7 @@ mod process;
 mod run;
 mod story;
 mod supervisor;
+mod text;
 mod time;
 mod trampoline;
 mod worker;
