@@ -44,12 +44,15 @@ pub(crate) fn ends_before(pidfd: &OwnedFd, deadline: Instant) -> bool {
     }
 }
 
-/// Sends SIGKILL.
+/// Sends SIGKILL. Nothing happens when the process has ended.
 ///
 /// # Panics
-/// When there is no such process.
+/// When it is not ours to kill.
 pub fn kill(pid: u32) {
-    kill_process(number(pid), Signal::KILL).expect("a process to kill");
+    match kill_process(number(pid), Signal::KILL) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(errno) => panic!("process {pid} cannot be killed: {errno}"),
+    }
 }
 
 /// Sends SIGSTOP to a child and waits until it has stopped.
