@@ -108,6 +108,8 @@ fn run(name: &'static str) -> Result<(), Failed> {
     let mut child = Command::new(std::env::current_exe()?)
         .args([ALONE, name])
         .env(MARK, &mark)
+        // Many tests panic in children on purpose, and symbols take long to read.
+        .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output.try_clone()?)

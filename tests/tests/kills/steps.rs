@@ -44,14 +44,16 @@ fn kill_at(label: &str, nth: u64) -> Option<String> {
     Some(format!("{label}:{nth}=kill"))
 }
 
-/// Kills `victim` at each label that begins so, and makes sure that it came by at those of `certain`.
+/// Kills `victim` at each label that begins so, and makes sure that it comes by at those of `certain`.
 fn at_each(way: Way, victim: Role, certain: &[&str], also: &[&str]) {
     for label in labels(&[certain, also].concat()) {
-        for nth in [1, 6] {
-            let killed = play(way, COUNT, &[(victim, kill_at(label, nth))], |_, _| {});
-            let sure = nth == 1 && certain.iter().any(|beginning| label.starts_with(beginning));
-            assert!(killed == 1 || !sure, "{victim:?} never came by {label}");
+        let sure = certain.iter().any(|beginning| label.starts_with(beginning));
+        // Its twin may take all there is before it has started.
+        let mut tries = 1..=20;
+        while play(way, COUNT, &[(victim, kill_at(label, 1))], |_, _| {}) == 0 && sure {
+            assert!(tries.next().is_some(), "{victim:?} never comes by {label}");
         }
+        play(way, COUNT, &[(victim, kill_at(label, 6))], |_, _| {});
     }
 }
 
@@ -105,7 +107,7 @@ fn both_sides_may_be_killed_at_once() {
                 (Role::Consumer(1), kill_at(get, 2)),
             ];
             let killed = play(way, COUNT, &victims, |_, _| {});
-            assert!(killed >= 1, "nobody came by {put} and {get}");
+            assert!(killed >= 1, "the producer comes by {put} in any case");
         }
     }
 }
