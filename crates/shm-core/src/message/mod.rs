@@ -16,7 +16,9 @@ pub(crate) use decode::{Arrived, Entries};
 pub use encode::{EncodeError, Outgoing, encode};
 pub(crate) use encode::{Pin, Pins};
 pub(crate) use parse::{FORM_SLOT, Parsed, What, parse};
-pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
+pub(crate) use serde::{
+    deserialize_slots, deserialize_tensor, failed, serialize_slots, serialize_tensor,
+};
 
 /// A value sent to oneself, for tests of what is in messages.
 #[cfg(test)]

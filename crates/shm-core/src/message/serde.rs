@@ -121,15 +121,18 @@ pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
     };
     let read = read();
     drop(arrived);
-    read.map_err(|error: Error| {
-        let text = error.to_string();
-        DECODING.with_borrow_mut(|scope| {
-            if let Some(scope) = scope {
-                scope.error = Some(error);
-            }
-        });
-        serde::de::Error::custom(text)
-    })
+    read.map_err(failed)
+}
+
+/// Makes serde's error of ours, and keeps ours for whoever is decoding the message: serde's is a text only.
+pub(crate) fn failed<E: serde::de::Error>(error: Error) -> E {
+    let text = error.to_string();
+    DECODING.with_borrow_mut(|scope| {
+        if let Some(scope) = scope {
+            scope.error = Some(error);
+        }
+    });
+    E::custom(text)
 }
 
 impl Serialize for Object {
@@ -141,7 +144,7 @@ impl Serialize for Object {
 impl<'de> Deserialize<'de> for Object {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let arrived = deserialize_handle(deserializer, &[What::Object])?;
-        Self::over(arrived.held).map_err(serde::de::Error::custom)
+        Self::over(arrived.held).map_err(failed)
     }
 }
 
@@ -153,9 +156,8 @@ impl Serialize for End {
 
 impl<'de> Deserialize<'de> for End {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self {
-            held: deserialize_handle(deserializer, &[What::End])?.held,
-        })
+        let held = deserialize_handle(deserializer, &[What::End])?.held;
+        Self::over(held).map_err(failed)
     }
 }
 
@@ -178,9 +180,8 @@ impl End {
     pub(crate) fn deserialize_exclusive<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Self, D::Error> {
-        Ok(Self {
-            held: deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held,
-        })
+        let held = deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held;
+        Self::over(held).map_err(failed)
     }
 }
 

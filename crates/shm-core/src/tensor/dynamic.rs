@@ -12,7 +12,7 @@ use crate::tensor::placed::Placed;
 use crate::tensor::shape::Shape;
 use crate::tensor::shared::SharedTensor;
 use crate::tensor::strided::Strided;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
 /// A [`Tensor`] or a [`SharedTensor`] of some element type.
@@ -200,7 +200,7 @@ impl<'de> Deserialize<'de> for DynTensor {
             // SAFETY: as in `Deserialize for SharedTensor`; any mode but shared is refused.
             unsafe { Placed::shared(storage, geometry) }
         };
-        placed.map(DynTensor).map_err(de::Error::custom)
+        placed.map(DynTensor).map_err(message::failed)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::tensor::placed::Placed;
 use crate::tensor::shape::Shape;
 use crate::tensor::shared::SharedTensor;
 use crate::tensor::strided::Strided;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::ops::Deref;
 
@@ -206,7 +206,7 @@ impl<'de, T: Element> Deserialize<'de> for Tensor<T> {
         placed
             .and_then(Strided::new)
             .map(Tensor::new)
-            .map_err(de::Error::custom)
+            .map_err(message::failed)
     }
 }
 
