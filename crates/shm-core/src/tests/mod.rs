@@ -1,6 +1,6 @@
 //! Tests of the whole: several participants, their deaths, hostile bytes. Each file is one promise's neighbourhood.
 
-//mod death;
+mod death;
 //mod garbage;
 mod heap;
 //mod limits;
