@@ -1,9 +1,9 @@
 //! Tests of the whole: several participants, their deaths, hostile bytes. Each file is one promise's neighbourhood.
 
 mod death;
-//mod garbage;
+mod garbage;
 mod heap;
-//mod limits;
+mod limits;
 mod transfer;
 mod wire;
 
