@@ -191,7 +191,9 @@ impl Channel {
     }
 
     fn why_drained(&self) -> Error {
-        if self.object.bereaved().is_some() || self.object.failure().is_some() {
+        // A holder that died may have been about to put: say why it died rather than that all is well.
+        let died = self.object.bereaved().is_some() && self.object.supervisor().is_some();
+        if died || self.object.failure().is_some() {
             return self.why_gone(PRODUCERS, "waiting for a message");
         }
         Error::new(
@@ -210,7 +212,15 @@ impl Channel {
         let departed = || {
             let (rank, pid) = self.object.departed().filter(|_| end == CONSUMERS)?;
             let cause = "returned, and with it went the last receiver of the queue".into();
-            Some(Error::peer_failed(PeerFailure { rank, pid, cause }, doing))
+            Some(Error::peer_failed(
+                PeerFailure {
+                    rank,
+                    pid,
+                    name: String::new(),
+                    cause,
+                },
+                doing,
+            ))
         };
         if let Some(error) = said() {
             return error;
@@ -228,8 +238,9 @@ impl Channel {
             let cause = "died while it held the queue".into();
             return Error::peer_failed(
                 PeerFailure {
-                    rank: 0,
+                    rank: PeerFailure::UNKNOWN_RANK,
                     pid,
+                    name: String::new(),
                     cause,
                 },
                 doing,

@@ -264,6 +264,13 @@ impl Producer {
         self.side.slots.touch();
     }
 
+    /// Whether no consumer is left, though no process has failed: nobody wants any more.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        let object = self.side.channel.object();
+        object.end_count(CONSUMERS) == 0 && object.failure().is_none()
+    }
+
     /// Publishes no more; consumers get what is on its way and then the end.
     pub fn close(&self) {
         self.side.channel.close();

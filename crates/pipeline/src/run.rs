@@ -78,8 +78,12 @@ pub(crate) fn run_stage<S: Stage>(
                 None => break,
             },
         };
-        if stage.process(item, &mut output)? == Flow::End {
-            break;
+        match stage.process(item, &mut output) {
+            Ok(Flow::Continue) => {}
+            Ok(Flow::End) => break,
+            // The next step has had enough: that is an end like any other. (Had it died, its death would fail the run.)
+            Err(_) if output.is_abandoned() => break,
+            Err(error) => return Err(error),
         }
     }
     // Nothing more is taken; producers that still have something learn it.

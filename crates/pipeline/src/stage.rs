@@ -46,7 +46,8 @@ pub trait Stage: Sized + 'static {
 pub enum Flow {
     /// It wants to be called again.
     Continue,
-    /// It has no more to do. For the first step, the end of the input.
+    /// It has no more to do. For the first step, the end of the input; for a later one, the steps before it end as
+    /// well, at their next output.
     End,
 }
 
@@ -94,6 +95,11 @@ impl Output {
     #[must_use]
     pub fn published(&self) -> u64 {
         self.published
+    }
+
+    /// Whether the next step wants no more.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.producer.as_ref().is_some_and(Producer::is_abandoned)
     }
 
     fn producer(&mut self) -> Result<&mut Producer> {

@@ -2,8 +2,9 @@
 //!
 //! Compiled in by the feature `failpoints` (and in this crate's own unit tests); without it
 //! [`failpoint!`](crate::failpoint!) is a call to an empty function, so crates above need no feature of their own.
-//! `TENSORMP_FAILPOINT=label[:nth]=kill|stop|panic` arms one label: the `nth` time (from 1, default 1) the
-//! process comes by, it sends itself SIGKILL or SIGSTOP, or panics.
+//! `TENSORMP_FAILPOINT=label[:nth][@process]=kill|stop|panic` arms one label: the `nth` time (from 1, default 1) the
+//! process comes by, it sends itself SIGKILL or SIGSTOP, or panics. With a name only the process of that name does,
+//! counted from when it got its name.
 
 /// Marks a step of a protocol. The label names the place and what was just done.
 #[macro_export]
@@ -14,15 +15,20 @@ macro_rules! failpoint {
     };
 }
 
-#[cfg(any(test, feature = "failpoints"))]
-pub use armed::{LABELS, arm, hit};
+#[cfg(any(debug_assertions, feature = "failpoints"))]
+pub use armed::{LABELS, arm, hit, named};
 
 /// Nothing, in a build without failpoints.
-#[cfg(not(any(test, feature = "failpoints")))]
+#[cfg(not(any(debug_assertions, feature = "failpoints")))]
 #[inline(always)]
 pub const fn hit(_label: &str) {}
 
-#[cfg(any(test, feature = "failpoints"))]
+/// Nothing, in a build without failpoints.
+#[cfg(not(any(debug_assertions, feature = "failpoints")))]
+#[inline(always)]
+pub const fn named(_name: &str) {}
+
+#[cfg(any(debug_assertions, feature = "failpoints"))]
 mod armed {
     use core::sync::atomic::{AtomicU64, Ordering};
     use std::sync::OnceLock;
@@ -73,11 +79,13 @@ mod armed {
     struct Armed {
         label: String,
         nth: u64,
+        process: Option<String>,
         action: String,
     }
 
     static ARMED: OnceLock<RwLock<Option<Armed>>> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
+    static NAME: RwLock<String> = RwLock::new(String::new());
 
     fn armed() -> &'static RwLock<Option<Armed>> {
         ARMED.get_or_init(|| {
@@ -92,12 +100,16 @@ mod armed {
 
     fn parse(text: &str) -> Option<Armed> {
         let (place, action) = text.split_once('=')?;
+        let (place, process) = place
+            .split_once('@')
+            .map_or((place, None), |(place, process)| (place, Some(process)));
         let (label, nth) = place
             .split_once(':')
             .map_or((place, Some(1)), |(label, nth)| (label, nth.parse().ok()));
         Some(Armed {
             label: label.to_owned(),
             nth: nth?,
+            process: process.map(str::to_owned),
             action: action.to_owned(),
         })
     }
@@ -108,10 +120,22 @@ mod armed {
         PASSED.store(0, Ordering::SeqCst);
     }
 
+    /// Told by the flight recorder what this process is called.
+    pub fn named(name: &str) {
+        *NAME.write() = name.to_owned();
+        PASSED.store(0, Ordering::SeqCst);
+    }
+
     /// Called by [`failpoint!`](crate::failpoint!).
     pub fn hit(label: &str) {
         let action = match &*armed().read() {
-            Some(armed) if armed.label == label => {
+            Some(armed)
+                if armed.label == label
+                    && armed
+                        .process
+                        .as_ref()
+                        .is_none_or(|process| *process == *NAME.read()) =>
+            {
                 if PASSED.fetch_add(1, Ordering::SeqCst) + 1 != armed.nth {
                     return;
                 }

@@ -17,16 +17,26 @@ const VALID: u64 = 2;
 /// Which process of a context failed first, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerFailure {
-    /// Its rank in the context.
+    /// Its rank in the context; [`UNKNOWN_RANK`](Self::UNKNOWN_RANK) for a process of no context.
     pub rank: u32,
     /// Its process id.
     pub pid: u32,
+    /// Its name, where it has one.
+    pub name: String,
     /// The cause, as a sentence ("was killed by SIGKILL").
     pub cause: String,
 }
 
+impl PeerFailure {
+    /// The rank of a process that belongs to no context.
+    pub const UNKNOWN_RANK: u32 = u32::MAX;
+}
+
 impl fmt::Display for PeerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.rank == Self::UNKNOWN_RANK {
+            return write!(f, "the process with pid {} {}", self.pid, self.cause);
+        }
         write!(f, "process {} (pid {}) {}", self.rank, self.pid, self.cause)
     }
 }
@@ -61,7 +71,8 @@ impl Object {
                 self.arena().segment(),
                 text,
                 object::FAILURE_TEXT_WORDS,
-                &failure.cause,
+                // A name has no line break (the system would not take it), a cause may have some.
+                &format!("{}\n{}", failure.name, failure.cause),
             );
             // Release: who sees VALID sees the record.
             state.store(VALID, Ordering::Release);
@@ -77,10 +88,13 @@ impl Object {
         }
         let who = self.header(object::FAILURE_WHO).load(Ordering::Relaxed);
         let text = self.base() + object::FAILURE_TEXT;
+        let text = read_text(self.arena().segment(), text, object::FAILURE_TEXT_WORDS);
+        let (name, cause) = text.split_once('\n').unwrap_or(("", &text));
         Some(PeerFailure {
             rank: who as u32,
             pid: (who >> 32) as u32,
-            cause: read_text(self.arena().segment(), text, object::FAILURE_TEXT_WORDS),
+            name: name.to_owned(),
+            cause: cause.to_owned(),
         })
     }
 

@@ -268,8 +268,8 @@ impl<'de> Deserialize<'de> for Slots {
             }
         }
         let (memory, object, array) = <(Memory, Object, u32)>::deserialize(deserializer)?;
-        let memory = Storage::over(memory.0).map_err(message::failed)?;
-        Self::over(object, array as usize, memory).map_err(message::failed)
+        let memory = Storage::over(memory.0).map_err(message::refuse)?;
+        Self::over(object, array as usize, memory).map_err(message::refuse)
     }
 }
 

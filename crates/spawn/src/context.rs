@@ -9,7 +9,6 @@ use serde::de::DeserializeOwned;
 use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
 use crate::hello::Handle;
 use crate::link::Mailbox;
-use crate::stopper::Stopper;
 use crate::story::{Story, after};
 use crate::supervisor;
 
@@ -49,6 +48,24 @@ impl<R> Inbox<R> {
             worker,
             reason,
         }))
+    }
+}
+
+/// Stops the processes of a [`SpawnContext`]; made by [`SpawnContext::stopper`], and harmless once they have ended.
+#[derive(Clone, Debug)]
+pub struct Stopper {
+    story: Arc<Story>,
+}
+
+impl Stopper {
+    /// As [`SpawnContext::terminate`].
+    pub fn terminate(&self) {
+        supervisor::stop(&self.story, false);
+    }
+
+    /// As [`SpawnContext::kill`].
+    pub fn kill(&self) {
+        supervisor::stop(&self.story, true);
     }
 }
 
@@ -149,7 +166,7 @@ impl<R> SpawnContext<R> {
         supervisor::stop(&self.story, true);
     }
 
-    /// What stops these processes from another thread, while this one joins.
+    /// A handle that stops the processes from elsewhere, such as a thread that waits for signals while this one joins.
     pub fn stopper(&self) -> Stopper {
         Stopper {
             story: Arc::clone(&self.story),

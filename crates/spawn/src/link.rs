@@ -54,10 +54,13 @@ impl Member {
     }
 }
 
-/// Gives back what a process held that was waited for.
-pub(crate) fn bury(member: Member) {
+/// Gives back what a process held that was waited for. One that ended before it told its row is found by looking.
+pub(crate) fn bury(member: Option<Member>) {
     if let Ok(arena) = Arena::current() {
-        arena.bury(member.owner());
+        match member {
+            Some(member) => arena.bury(member.owner()),
+            None => arena.bury_the_dead(),
+        }
     }
 }
 
@@ -111,6 +114,7 @@ impl Shared {
         self.0.record_failure(&PeerFailure {
             rank: rank_of(worker),
             pid: worker.pid,
+            name: worker.name.clone(),
             cause: cause.to_owned(),
         });
     }

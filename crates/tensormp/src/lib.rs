@@ -29,7 +29,7 @@
 //! | crate | what it gives |
 //! |---|---|
 //! | [`shm_core`] | the arena, tensors in it, the processes that take part |
-//! | [`spawn`](mod@spawn) | functions run in other processes, supervised, their errors brought home |
+//! | [`spawn`](mod@spawn_api) | functions run in other processes, supervised, their errors brought home |
 //! | [`mp_queue`] | queues, lanes, events, barriers |
 //! | [`pipeline`] | rings of slots, stages of replicated processes |
 //!
@@ -41,6 +41,8 @@ compile_error!("tensormp needs 64-bit Linux: memfd, futexes between processes, a
 
 mod error;
 
+/// The crate `spawn`, whose function of the same name is [`spawn`](spawn()).
+pub use ::spawn as spawn_api;
 pub use ::spawn::{Group, Process, SpawnContext, Stdin, init, spawn};
 pub use error::{Error, Result};
 pub use mp_queue::{

@@ -17,7 +17,7 @@ pub use encode::{EncodeError, Outgoing, encode};
 pub(crate) use encode::{Pin, Pins};
 pub(crate) use parse::{FORM_SLOT, Parsed, What, parse};
 pub(crate) use serde::{
-    deserialize_slots, deserialize_tensor, failed, serialize_slots, serialize_tensor,
+    deserialize_slots, deserialize_tensor, refuse, serialize_slots, serialize_tensor,
 };
 
 /// A value sent to oneself, for tests of what is in messages.

@@ -121,11 +121,12 @@ pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
     };
     let read = read();
     drop(arrived);
-    read.map_err(failed)
+    read.map_err(refuse)
 }
 
-/// Makes serde's error of ours, and keeps ours for whoever is decoding the message: serde's is a text only.
-pub(crate) fn failed<E: serde::de::Error>(error: Error) -> E {
+/// Why what arrived does not fit, as serde wants it; the reader of the message is told by the error itself, since
+/// postcard keeps no text.
+pub(crate) fn refuse<E: serde::de::Error>(error: Error) -> E {
     let text = error.to_string();
     DECODING.with_borrow_mut(|scope| {
         if let Some(scope) = scope {
@@ -144,7 +145,7 @@ impl Serialize for Object {
 impl<'de> Deserialize<'de> for Object {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let arrived = deserialize_handle(deserializer, &[What::Object])?;
-        Self::over(arrived.held).map_err(failed)
+        Self::over(arrived.held).map_err(refuse)
     }
 }
 
@@ -156,8 +157,9 @@ impl Serialize for End {
 
 impl<'de> Deserialize<'de> for End {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let held = deserialize_handle(deserializer, &[What::End])?.held;
-        Self::over(held).map_err(failed)
+        Ok(Self {
+            held: deserialize_handle(deserializer, &[What::End])?.held,
+        })
     }
 }
 
@@ -180,8 +182,9 @@ impl End {
     pub(crate) fn deserialize_exclusive<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Self, D::Error> {
-        let held = deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held;
-        Self::over(held).map_err(failed)
+        Ok(Self {
+            held: deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held,
+        })
     }
 }
 

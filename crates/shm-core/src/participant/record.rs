@@ -25,6 +25,7 @@ impl Recorder<'_> {
 
     /// The name of this process, up to 56 bytes.
     pub fn set_name(&self, name: &str) {
+        crate::failpoint::named(name);
         if let Some(row) = self.row() {
             row.write_text(row::NAME, row::NAME_WORDS, name);
         }

@@ -200,7 +200,7 @@ impl<'de> Deserialize<'de> for DynTensor {
             // SAFETY: as in `Deserialize for SharedTensor`; any mode but shared is refused.
             unsafe { Placed::shared(storage, geometry) }
         };
-        placed.map(DynTensor).map_err(message::failed)
+        placed.map(DynTensor).map_err(message::refuse)
     }
 }
 

@@ -206,7 +206,7 @@ impl<'de, T: Element> Deserialize<'de> for Tensor<T> {
         placed
             .and_then(Strided::new)
             .map(Tensor::new)
-            .map_err(message::failed)
+            .map_err(message::refuse)
     }
 }
 

@@ -235,7 +235,7 @@ impl<'de, T: Element> Deserialize<'de> for SharedTensor<T> {
         placed
             .and_then(Strided::new)
             .map(SharedTensor::new)
-            .map_err(message::failed)
+            .map_err(message::refuse)
     }
 }
 
