@@ -96,6 +96,7 @@ impl Held {
     /// Several participants may try at once, so the generation in an entry would not tell whose line it has become
     /// when one of them is killed. Hence the line's claimant, who alone may make it anew.
     pub(crate) fn acquire_free(arena: &Arena, line: u64) -> Result<Option<Self>> {
+        arena.check_not_forked("opening an end or taking a slot")?;
         let segment = arena.segment();
         let word = segment.word(line * LINE + counted::WORD);
         if Counted::from_word(word.load(Ordering::Relaxed)).count != 0 {

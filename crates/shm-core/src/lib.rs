@@ -37,6 +37,8 @@ pub mod word;
 
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use arena::Arena;
 pub use error::{Error, ErrorKind, Result};

@@ -1,5 +1,6 @@
 //! Making a message of a value: serialize, drop the value, look whether what is exclusive is really gone.
 
+use core::fmt;
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
 
@@ -139,13 +140,25 @@ impl postcard::ser_flavors::Flavor for Append {
 }
 
 /// Why a value could not be made a message, with the value where it is still whole.
-#[derive(Debug)]
 pub struct EncodeError<T> {
     /// What went wrong.
     pub error: Error,
     /// The value; `None` when it was dropped to see whether its exclusive tensors are really gone
     /// (`StillHeld`: whoever held on to them has them still).
     pub value: Option<T>,
+}
+
+// Not derived: the value need not be printable for the error to be.
+impl<T> fmt::Debug for EncodeError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EncodeError")
+            .field("error", &self.error)
+            .field(
+                "value",
+                &self.value.as_ref().map(|_| std::any::type_name::<T>()),
+            )
+            .finish()
+    }
 }
 
 impl<T> EncodeError<T> {

@@ -157,9 +157,8 @@ impl Serialize for End {
 
 impl<'de> Deserialize<'de> for End {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self {
-            held: deserialize_handle(deserializer, &[What::End])?.held,
-        })
+        let held = deserialize_handle(deserializer, &[What::End])?.held;
+        Self::over(held).map_err(refuse)
     }
 }
 
@@ -182,9 +181,8 @@ impl End {
     pub(crate) fn deserialize_exclusive<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Self, D::Error> {
-        Ok(Self {
-            held: deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held,
-        })
+        let held = deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held;
+        Self::over(held).map_err(refuse)
     }
 }
 

@@ -207,11 +207,11 @@ impl Object {
         let mut tries = 0;
         loop {
             if let Some(held) = Held::acquire_free(self.arena(), line)? {
-                return Ok(End { held });
+                return Ok(End::of(self, held));
             }
             let now = Counted::from_word(word.load(Ordering::Acquire));
             match Held::open(self.arena(), line, now.generation) {
-                Ok(held) => return Ok(End { held }),
+                Ok(held) => return Ok(End::of(self, held)),
                 // Its last holder let go, or its first one is just coming: look again.
                 Err(error) if *error.kind() == ErrorKind::Stale && tries < 10_000 => {
                     tries += 1;
