@@ -43,6 +43,8 @@ pub(crate) enum Variant {
     NoTicket,
     /// A further reference is counted only when it is published.
     CountLate,
+    /// A reaper takes a failed swap for done.
+    SkipAfterFailure,
     /// A shared reference is subtracted before its record is cleared.
     SubtractFirst,
 }
@@ -363,7 +365,10 @@ impl Leases {
             }
             Act::Hold { generation } => {
                 self.state(me, 0).store(entry(Kind::Held, 0), SeqCst);
-                if role == Some(Role::Loaner) && self.is(Variant::Right) {
+                if role == Some(Role::Loaner)
+                    && !self.is(Variant::NoClaimant)
+                    && !self.is(Variant::UnclaimFirst)
+                {
                     go(Act::Unclaim { generation })
                 } else {
                     go(self.after_hold(role, generation))
@@ -579,13 +584,12 @@ impl Leases {
                     .is_ok()
             };
             match (kind, word & 0xff) {
-                _ if word >> 8 != generation => {
-                    clear();
-                    return Ok(());
-                }
-                (_, 0) => {
-                    clear();
-                    return Ok(());
+                // A failed swap means that another reaper was here: read again, never skip.
+                (_, count) if word >> 8 != generation || count == 0 => {
+                    let cleared = clear();
+                    if cleared || self.is(Variant::SkipAfterFailure) {
+                        return Ok(());
+                    }
                 }
                 (Kind::Held, 1) => {
                     let dropping = entry(Kind::Dropping, 0);
@@ -748,15 +752,15 @@ impl World for Leases {
         let resting = |act| matches!(act, Act::Done | Act::Dead);
         let waits = |process: usize| {
             let local = state.processes[process].local;
-            state.processes[process].log.len() == 0
-                && match local.act {
-                    // Nobody sends any more.
-                    Act::TakeCell { .. } => true,
-                    // What was leaked by a kill, or lies in the cell for a taker that is dead, is not made anew.
-                    Act::Look => state.machine.words[LINE] & 0xff > 0,
-                    Act::ClaimCell { .. } => true,
-                    act => resting(act),
+            match local.act {
+                // Nobody sends any more, or nobody takes.
+                Act::TakeCell { .. } | Act::ClaimCell { .. } => true,
+                // What was leaked, or lies in the cell for a taker that is dead, is not made anew.
+                Act::Look => {
+                    state.processes[process].log.len() == 0 && state.machine.words[LINE] & 0xff > 0
                 }
+                act => resting(act),
+            }
         };
         if !(0..users).all(waits)
             || !(users..state.count)
@@ -770,6 +774,9 @@ impl World for Leases {
             .count() as u64;
         let word = shm_core::word::decode(state.machine.words[CELL]);
         let in_cell = matches!(word, shm_core::word::CellState::Ready { .. });
+        if !in_cell && !matches!(word, shm_core::word::CellState::Free { .. }) {
+            return Ok(false);
+        }
         let pending =
             (0..users).any(|user| matches!(state.processes[user].local.act, Act::TakeCell { .. }));
         if in_cell && pending {
@@ -777,7 +784,10 @@ impl World for Leases {
         }
         let count = state.machine.words[LINE] & 0xff;
         let counted = holders + u64::from(in_cell);
-        if count < counted || count > counted + u64::from(state.ghost.leaks) {
+        // Only what is shared can be leaked: a count before its record, a record cleared before its count.
+        let shares = self.config.users.contains(&Role::Sharer);
+        let leaks = if shares { state.ghost.leaks } else { 0 };
+        if count < counted || count > counted + u64::from(leaks) {
             return Err(format!(
                 "the count is {count}, held {counted} times, after {} kills",
                 state.ghost.leaks
