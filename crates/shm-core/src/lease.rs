@@ -98,9 +98,9 @@ pub(crate) struct EntryRef<'a> {
 }
 
 impl<'a> EntryRef<'a> {
+    #[inline]
     fn at(segment: &'a Segment, offset: u64) -> Self {
-        let [state, generation, ticket_cell, ticket_position] =
-            [0, 8, 16, 24].map(|field| segment.word(offset + field));
+        let [state, generation, ticket_cell, ticket_position] = segment.block_at(offset);
         Self {
             state,
             generation,
@@ -109,6 +109,7 @@ impl<'a> EntryRef<'a> {
         }
     }
 
+    #[inline]
     pub(crate) fn load(&self) -> Entry {
         Entry::from_word(self.state.load(Ordering::Acquire))
     }
@@ -125,6 +126,7 @@ impl<'a> EntryRef<'a> {
             .is_ok()
     }
 
+    #[inline]
     fn store(&self, entry: Entry) {
         // Release: a reaper that reads the state word sees the words it makes valid.
         self.state.store(entry.to_word(), Ordering::Release);
@@ -267,6 +269,7 @@ impl Leases {
         Ok(())
     }
 
+    #[inline]
     fn entry<'a>(&self, segment: &'a Segment, index: u32) -> EntryRef<'a> {
         let slot = index as usize / LEASES_PER_CHUNK as usize;
         let within = u64::from(index) % LEASES_PER_CHUNK;
@@ -277,6 +280,7 @@ impl Leases {
     }
 
     /// The number of local handles that share an entry.
+    #[inline]
     pub(crate) fn local(&self, index: u32) -> &AtomicU32 {
         let slot = index as usize / LEASES_PER_CHUNK as usize;
         let within = index as usize % LEASES_PER_CHUNK as usize;
@@ -288,6 +292,7 @@ impl Leases {
     }
 
     /// Writes an entry: generation first, then the state that makes it count.
+    #[inline]
     pub(crate) fn record(
         &self,
         segment: &Segment,
@@ -306,12 +311,24 @@ impl Leases {
     }
 
     /// Changes the kind of an own entry.
+    #[inline]
     pub(crate) fn set(&self, segment: &Segment, index: u32, kind: Kind) {
         let entry = self.entry(segment, index);
         entry.store(entry.load().with(kind));
     }
 
+    /// Writes the state of an own entry whose other words are there already.
+    #[inline]
+    pub(crate) fn mark(&self, segment: &Segment, index: u32, kind: Kind, line: u64) {
+        self.entry(segment, index).store(Entry {
+            kind,
+            epoch: self.me.epoch,
+            line,
+        });
+    }
+
     /// Writes an entry for a reference that is on its way through a cell: ticket first, then the state.
+    #[inline]
     pub(crate) fn record_ticket(
         &self,
         segment: &Segment,
@@ -336,6 +353,7 @@ impl Leases {
     }
 
     /// Makes an own entry FREE; the caller puts it back or goes on using it.
+    #[inline]
     pub(crate) fn clear(&self, segment: &Segment, index: u32) {
         self.entry(segment, index).store(Entry {
             kind: Kind::Free,
