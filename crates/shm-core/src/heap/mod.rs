@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::{self, CLASSES};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::layout::{LINE, counted, descriptor};
 use crate::lease::{Kind, Leases};
 use crate::line::{Counted, Mode, Tag};
@@ -80,10 +80,24 @@ impl Heap {
         mode: Mode,
     ) -> Result<Candidate> {
         let mut inner = self.inner.lock();
+        let mut made_room = false;
         loop {
             let found = match class::class_of_size(bytes) {
-                Some(class) => inner.small(segment, self.me, class)?,
-                None => inner.large(segment, self.me, bytes)?,
+                Some(class) => inner.small(segment, self.me, class),
+                None => inner.large(segment, self.me, bytes),
+            };
+            let found = match found {
+                Ok(found) => found,
+                // The system has no more, but perhaps we have what nobody uses.
+                Err(error)
+                    if !made_room
+                        && matches!(error.kind(), ErrorKind::OutOfRoom(_))
+                        && inner.make_room(segment, self.me) =>
+                {
+                    made_room = true;
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
             leases.record(segment, lease, Kind::Alloc, found.line, found.generation);
             crate::failpoint!("block.alloc.recorded");
@@ -172,6 +186,7 @@ impl Inner {
                 if !heads.contains(&span.chunk) {
                     heads.push(span.chunk);
                 }
+                self.share_runs(segment, me);
             }
             _ => {}
         }
