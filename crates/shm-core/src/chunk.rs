@@ -257,32 +257,6 @@ impl<'a> Chunks<'a> {
         Ok(())
     }
 
-    /// Gives the memory of free chunks back to the system. Returns how many bytes.
-    pub(crate) fn give_to_system(&self, me: Owner) -> u64 {
-        let mut given = 0;
-        for chunk in 0..self.high() {
-            let mark = self.word(chunk, descriptor::COMMITTED);
-            let pins = self.word(chunk, descriptor::PIN_COUNT);
-            if mark.load(Ordering::Relaxed) == 0 || pins.load(Ordering::Acquire) != 0 {
-                continue;
-            }
-            let mine = State::Owned(me, Use::Nothing);
-            if !self.change(chunk, State::Free, mine) {
-                continue;
-            }
-            // The mark first: a kill in between leaves memory that is committed once more, never a hole that is used.
-            let committed = mark.swap(0, Ordering::AcqRel).min(CHUNK);
-            self.segment
-                .word(header::COMMITTED)
-                .fetch_sub(committed, Ordering::Relaxed);
-            if self.segment.punch(self.offset(chunk), CHUNK).is_ok() {
-                given += committed;
-            }
-            self.change(chunk, mine, State::Free);
-        }
-        given
-    }
-
     /// Formats `count` freshly claimed chunks as one run and says how much of it is committed already.
     pub(crate) fn format_run(&self, me: Owner, first: u64, count: u64) {
         let mut committed = 0;

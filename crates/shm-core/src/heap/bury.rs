@@ -94,13 +94,6 @@ impl Inner {
             }
         }
     }
-
-    /// Gives memory that nobody uses back to the system. Returns whether there was any.
-    pub(super) fn make_room(&mut self, segment: &Segment, me: Owner) -> bool {
-        self.retire_unused(segment, me);
-        sweep_orphans(segment, me);
-        Chunks::new(segment).give_to_system(me) > 0
-    }
 }
 
 /// Gives the chunks of a dead participant back, or leaves them to be adopted while others use their blocks.

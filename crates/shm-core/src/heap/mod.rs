@@ -24,11 +24,13 @@ mod hint;
 mod locate;
 mod run;
 mod slab;
+mod trim;
 
 pub(crate) use bury::bury_chunks;
 use bury::sweep_orphans;
 pub(crate) use hint::{hint_after_free, hint_before_free};
 pub(crate) use locate::{block_around, in_object, locate, owner_of_line};
+pub(crate) use trim::usage;
 
 /// One process's allocator.
 pub(crate) struct Heap {
@@ -80,7 +82,7 @@ impl Heap {
         mode: Mode,
     ) -> Result<Candidate> {
         let mut inner = self.inner.lock();
-        let mut made_room = false;
+        let mut trimmed = false;
         loop {
             let found = match class::class_of_size(bytes) {
                 Some(class) => inner.small(segment, self.me, class),
@@ -88,13 +90,12 @@ impl Heap {
             };
             let found = match found {
                 Ok(found) => found,
-                // The system has no more, but perhaps we have what nobody uses.
-                Err(error)
-                    if !made_room
-                        && matches!(error.kind(), ErrorKind::OutOfRoom(_))
-                        && inner.make_room(segment, self.me) =>
-                {
-                    made_room = true;
+                // What is kept for other sizes may be what is missing for this one.
+                Err(error) if !trimmed && matches!(error.kind(), ErrorKind::OutOfRoom(_)) => {
+                    trimmed = true;
+                    if inner.trim(segment, self.me) == 0 {
+                        return Err(error);
+                    }
                     continue;
                 }
                 Err(error) => return Err(error),
