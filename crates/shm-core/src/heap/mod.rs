@@ -187,6 +187,7 @@ impl Inner {
                 if !heads.contains(&span.chunk) {
                     heads.push(span.chunk);
                 }
+                self.share_runs(segment, me);
             }
             _ => {}
         }
