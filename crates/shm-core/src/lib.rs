@@ -27,6 +27,7 @@ mod reap;
 pub mod room;
 pub mod segment;
 pub mod slots;
+pub mod steps;
 mod storage;
 pub mod strategy;
 pub mod sync;
