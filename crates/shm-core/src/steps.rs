@@ -310,6 +310,7 @@ pub trait Reaper<W> {
 
 /// Phase 3 of reaping, for one entry: drops what it holds, as the living do, but by compare-and-swap.
 pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &impl Reaper<W>) {
+    // A failed swap means that another reaper was here (and died): look again, never skip.
     loop {
         let seen = entry.load();
         if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
@@ -318,28 +319,25 @@ pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &im
         let generation = entry.generation.load(Ordering::Relaxed);
         let free = seen.with(Kind::Free);
         let (word, meta) = match reaper.named(seen.line) {
-            Named::Nothing => {
-                entry.change(seen, free);
-                return;
-            }
             Named::NotNow => return,
+            Named::Nothing => {
+                if entry.change(seen, free) {
+                    return;
+                }
+                continue;
+            }
             Named::Line { word, meta } => (word, meta),
         };
         let now = Counted::from_word(word.load(Ordering::Acquire));
-        if now.generation != generation {
-            entry.change(seen, free);
-            return;
-        }
         match (seen.kind, now.count) {
-            (Kind::Dropping, 0) => {
-                // Dropped, but perhaps nobody was told.
-                reaper.after_free(seen.line, meta);
-                entry.change(seen, free);
-                return;
-            }
-            (_, 0) => {
-                entry.change(seen, free);
-                return;
+            (kind, count) if count == 0 || now.generation != generation => {
+                if kind == Kind::Dropping && now.generation == generation {
+                    // Dropped, but perhaps nobody was told.
+                    reaper.after_free(seen.line, meta);
+                }
+                if entry.change(seen, free) {
+                    return;
+                }
             }
             (Kind::Held, 1) => {
                 entry.change(seen, seen.with(Kind::Dropping));
