@@ -313,6 +313,7 @@ impl<W: World> Search<'_, W> {
             for process in 0..state.count {
                 if let Some((outcome, _)) = self.step(&state, process, 0) {
                     state = outcome?;
+                    self.world.check(&state)?;
                     moved = true;
                 }
             }

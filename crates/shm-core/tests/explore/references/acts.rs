@@ -204,7 +204,7 @@ impl References {
                     Kind::Giving
                 };
                 self.ticket(&entry, me.epoch, kind, held, pos);
-                if self.config.regrets {
+                if self.config.regrets > 0 {
                     Act::Decide { held, pos }
                 } else {
                     Act::Publish { held, pos }
@@ -302,13 +302,13 @@ impl References {
             Act::Record { seen, held, pos } => {
                 let kind = if lane { Kind::RecvLane } else { Kind::Recv };
                 self.ticket(&entry, me.epoch, kind, held, pos);
-                if self.config.regrets && memory::choose(2) == 1 {
-                    Act::Refuse { seen, pos }
+                if self.config.regrets > 0 && memory::choose(2) == 1 {
+                    Act::Refuse { seen, held, pos }
                 } else {
                     Act::Release { seen, held, pos }
                 }
             }
-            Act::Refuse { seen, pos } => {
+            Act::Refuse { seen, pos, .. } => {
                 entry.clear(me.epoch);
                 if !lane {
                     self.cells().hand_back(pos);

@@ -58,8 +58,8 @@ pub(crate) enum Variant {
     SkipFailed,
     /// Any number may make a slot anew at once.
     NoClaimant,
-    /// A reaper subtracts for an entry that it did not clear itself.
-    SubtractAnyway,
+    /// A reaper that comes too late puts itself in the place of one that is at a later occupant of the row.
+    LateReaper,
 }
 
 /// What a user does.
@@ -95,8 +95,8 @@ pub(crate) struct Config {
     pub(crate) kills: u8,
     /// How many times a freed row is given to a successor of the dead.
     pub(crate) reuses: u8,
-    /// Senders and takers may change their minds before the message is out or in.
-    pub(crate) regrets: bool,
+    /// How many times senders and takers change their minds before the message is out or in.
+    pub(crate) regrets: u8,
     pub(crate) variant: Variant,
 }
 
@@ -112,7 +112,7 @@ impl Config {
         exclusive: true,
         kills: 1,
         reuses: 0,
-        regrets: false,
+        regrets: 0,
         variant: Variant::Right,
     };
 }
@@ -208,6 +208,7 @@ enum Act {
     },
     Refuse {
         seen: u64,
+        held: Ref,
         pos: u64,
     },
     Release {

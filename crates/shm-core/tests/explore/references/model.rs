@@ -189,7 +189,7 @@ impl World for References {
             ghost: Ghost {
                 dead: 0,
                 reuses: self.config.reuses,
-                regrets: 0,
+                regrets: self.config.regrets,
                 killed: 0,
             },
             kills_left: self.config.kills,
@@ -217,6 +217,17 @@ impl World for References {
     }
 
     fn settle(&self, process: usize, _: Local, state: &mut Here) -> Result<(), String> {
+        let act = &mut state.processes[process].local.act;
+        let otherwise = match *act {
+            Act::TakeBack { held, pos } => Some(Act::Publish { held, pos }),
+            Act::Refuse { seen, held, pos } => Some(Act::Release { seen, held, pos }),
+            _ => None,
+        };
+        match (otherwise, state.ghost.regrets) {
+            (Some(otherwise), 0) => *act = otherwise,
+            (Some(_), _) => state.ghost.regrets -= 1,
+            (None, _) => {}
+        }
         if let Act::Buried { dead, won } = state.processes[process].local.act {
             state.processes[process].local.act = Act::Idle;
             if won {
@@ -319,7 +330,8 @@ impl World for References {
                 .records(state)
                 .filter(|(_, entry, _)| entry.line == line as u64);
             let holders = messages.count() + records.count();
-            leaked += self.line(state, line).count - holders as u64;
+            // `check` has seen that the count is not less.
+            leaked += self.line(state, line).count.saturating_sub(holders as u64);
         }
         if leaked > state.ghost.killed.into() {
             return Err(format!(
