@@ -48,6 +48,7 @@ mod reap;
 pub mod room;
 pub mod segment;
 pub mod slots;
+pub mod steps;
 mod storage;
 pub mod strategy;
 pub mod sync;
