@@ -35,6 +35,11 @@ use crate::arena::Arena;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Dtype, DynTensor, Element, Geometry, SharedTensor};
 
+const _: () = assert!(
+    cfg!(target_endian = "little"),
+    "elements of safetensors files are little-endian; this machine would have to swap bytes"
+);
+
 /// The largest header that is read, as in the format's own library.
 const HEADER_MAX: u64 = 100_000_000;
 const PREFIX: u64 = 8;

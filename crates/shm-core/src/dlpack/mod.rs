@@ -4,8 +4,8 @@
 //! deleter, on whichever thread. What is imported lies in memory that other processes cannot reach, so it is copied into
 //! the arena, once.
 //!
-//! numpy, torch, jax and others take a pointer to a [`sys::DLManagedTensorVersioned`] in a Python capsule named
-//! `dltensor_versioned`.
+//! Python libraries that know version 1 of DLPack take a pointer to a [`sys::DLManagedTensorVersioned`] in a capsule
+//! named `dltensor_versioned`.
 //!
 //! ```
 //! use shm_core::{DynTensor, Tensor};

@@ -416,6 +416,44 @@ mod tests {
     }
 
     #[test]
+    fn views_of_a_shared_one_are_those_of_its_typed_self() {
+        let typed = Tensor::arange(0_u16, 24, 1).unwrap();
+        let typed = typed.into_reshaped([2, 3, 4]).unwrap().freeze();
+        let tensor = DynTensor::from(typed.clone());
+        let pairs = [
+            (tensor.narrow(1, 1, 2), typed.narrow(1, 1, 2)),
+            (tensor.slice(2, 1.., 2), typed.slice(2, 1.., 2)),
+            (tensor.select(0, 1), typed.select(0, 1)),
+            (tensor.transpose(0, 2), typed.transpose(0, 2)),
+            (tensor.permute(&[2, 0, 1]), typed.permute(&[2, 0, 1])),
+            (tensor.reshape([4, 6]), typed.reshape([4, 6])),
+            (tensor.unsqueeze(1), typed.unsqueeze(1)),
+            (tensor.squeeze(1), typed.squeeze(1)),
+            (tensor.expand([2, 2, 3, 4]), typed.expand([2, 2, 3, 4])),
+        ];
+        for (view, wanted) in pairs {
+            let (view, wanted) = (view.unwrap(), wanted.unwrap());
+            assert!(view.same_storage(&tensor));
+            let wanted_bytes: Vec<u8> = wanted.iter().flat_map(u16::to_ne_bytes).collect();
+            assert_eq!(*view.to_bytes(), wanted_bytes);
+            let view = view.downcast_shared::<u16>().unwrap();
+            assert_eq!(
+                (view.shape(), view.strides()),
+                (wanted.shape(), wanted.strides())
+            );
+        }
+        assert_eq!(tensor.select(3, 0).unwrap_err().kind(), &ErrorKind::Shape);
+    }
+
+    #[test]
+    fn an_exclusive_one_has_no_views() {
+        let tensor = DynTensor::zeros(Dtype::F32, [2, 2]).unwrap();
+        let error = tensor.select(0, 0).unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::WrongMode);
+        assert!(error.to_string().contains("freeze()"), "{error}");
+    }
+
+    #[test]
     fn it_arrives_as_what_was_sent() {
         fn dtype_and_mode(tensor: DynTensor) -> (Dtype, bool) {
             let back: DynTensor = message::send(tensor).unwrap();

@@ -368,6 +368,23 @@ mod tests {
     }
 
     #[test]
+    fn a_tensor_that_keeps_a_part_of_itself_is_still_exclusive() {
+        let mut tensor = matrix();
+        tensor.narrow(1, 1, 2).unwrap();
+        assert!(tensor.narrow(0, 1, 2).is_err() && !tensor.is_contiguous());
+        tensor.fill(0);
+        tensor.unsqueeze(0).unwrap();
+        assert_eq!(
+            (tensor.shape(), tensor.to_vec()),
+            (&[1, 2, 2][..], vec![0; 4])
+        );
+        tensor.squeeze(0).unwrap();
+        let tensor: Tensor<i32> = message::send(tensor).unwrap();
+        assert_eq!((tensor.shape(), tensor.offset()), (&[2, 2][..], 1));
+        assert!(tensor.freeze().try_thaw().is_ok());
+    }
+
+    #[test]
     fn a_failed_change_of_shape_changes_nothing() {
         let mut tensor = matrix();
         assert!(tensor.reshape([4]).is_err());

@@ -227,3 +227,26 @@ impl<T> fmt::Debug for ElementsMut<'_, T> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_element_is_written_once_in_order_whatever_the_strides() {
+        let mut tensor = Tensor::from_slice([2, 3], &[1, 2, 3, 4, 5, 6]).unwrap();
+        tensor.transpose(0, 1).unwrap();
+        let mut elements = tensor.iter_mut();
+        assert_eq!(elements.len(), 6);
+        let first = elements.next().unwrap();
+        let second = elements.next().unwrap();
+        std::mem::swap(first, second); // two at once
+        for element in &mut tensor {
+            *element *= 10;
+        }
+        assert_eq!(tensor.to_vec(), [40, 10, 20, 50, 30, 60]);
+        assert_eq!((&tensor).into_iter().sum::<i32>(), 210);
+        let shared = tensor.freeze();
+        assert!((&shared).into_iter().eq(shared.iter()));
+    }
+}
