@@ -83,6 +83,19 @@ impl TensorFile {
         self.tensors
     }
 
+    /// The same tensors once more, for another process.
+    ///
+    /// # Errors
+    /// Only when this was received from a process that put exclusive tensors into it.
+    pub fn try_clone(&self) -> Result<TensorFile> {
+        let tensors = self.tensors.iter();
+        let clones = tensors.map(|(name, tensor)| Ok((name.clone(), tensor.try_clone()?)));
+        Ok(TensorFile {
+            tensors: clones.collect::<Result<_>>()?,
+            metadata: self.metadata.clone(),
+        })
+    }
+
     /// The texts that the file's maker added, under `__metadata__`.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata

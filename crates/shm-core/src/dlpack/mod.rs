@@ -4,6 +4,8 @@
 //! deleter, on whichever thread. What is imported lies in memory that other processes cannot reach, so it is copied into
 //! the arena, once.
 //!
+//! A [`Bool`](crate::Bool) is handed out as the byte that it is; libraries that know 0 and 1 only need it written so.
+//!
 //! Python libraries that know version 1 of DLPack take a pointer to a [`sys::DLManagedTensorVersioned`] in a capsule
 //! named `dltensor_versioned`.
 //!

@@ -66,7 +66,9 @@ fn all_tensors_of_a_file_lie_in_one_block_and_can_be_sent_as_one_value() {
     save(folder.path(), tensors, [("format", "pt")]).unwrap();
 
     let loaded = load(folder.path()).unwrap();
-    let file: TensorFile = message::send(loaded).unwrap();
+    let file: TensorFile = message::send(loaded.try_clone().unwrap()).unwrap();
+    assert!(file.tensors()["empty"].same_storage(&loaded.tensors()["empty"]));
+    drop(loaded);
     assert_eq!(
         file.names().collect::<Vec<_>>(),
         ["empty", "flags", "scalar", "turned"]

@@ -10,6 +10,7 @@ use crate::tensor::dtype::Dtype;
 use crate::tensor::dynamic::DynTensor;
 use crate::tensor::element::{Element, bf16, f16};
 use crate::tensor::exclusive::Tensor;
+use crate::tensor::geometry::Geometry;
 use crate::tensor::strided::Strided;
 use candle_core::{DType, Device, Storage, WithDType};
 use std::borrow::Cow;
@@ -77,7 +78,11 @@ impl<T: Element + WithDType> Tensor<T> {
         match layout.contiguous_offsets() {
             Some((first, end)) => Self::from_slice_in(arena, layout.dims(), &elements[first..end]),
             None => {
-                let walk = layout.strided_index().map(|index| elements[index]);
+                let strides: Vec<isize> =
+                    layout.stride().iter().map(|&step| step as isize).collect();
+                let geometry =
+                    Geometry::new(found, layout.dims(), &strides, layout.start_offset())?;
+                let walk = geometry.indices().map(|index| elements[index]);
                 create::from_elements(arena, layout.dims(), walk)
             }
         }
@@ -238,7 +243,7 @@ mod tests {
     fn scalars_repeated_elements_and_nothing_are_tensors_too() {
         let scalar = Tensor::full((), 2.5_f32).unwrap().to_candle().unwrap();
         assert_eq!(scalar.to_scalar::<f32>().unwrap(), 2.5);
-        assert_eq!(Tensor::<f32>::from_candle(&scalar).unwrap().shape(), []);
+        assert_eq!(Tensor::<f32>::from_candle(&scalar).unwrap().ndim(), 0);
         let wide = scalar.broadcast_as((2, 2)).unwrap();
         assert_eq!(
             Tensor::<f32>::from_candle(&wide).unwrap().as_slice(),
