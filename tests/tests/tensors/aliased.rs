@@ -137,7 +137,7 @@ fn what_was_written_before_a_barrier_is_seen_after_it() {
         Ok(())
     }
     let tensor = Tensor::<u64>::zeros([PROCESSES, 100]).unwrap().alias();
-    let barrier = Barrier::new(PROCESSES).unwrap();
+    let barrier = Barrier::new(PROCESSES as u32).unwrap();
     spawn(work, (tensor, barrier), PROCESSES)
         .unwrap()
         .join()
