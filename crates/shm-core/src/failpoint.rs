@@ -40,6 +40,8 @@ mod armed {
 
     /// Every label in this workspace, for tests that go through them all.
     pub const LABELS: &[&str] = &[
+        "attach.entered",
+        "attach.opened",
         "block.alloc.recorded",
         "block.alloc.counted",
         "block.drop.recorded",
@@ -60,6 +62,9 @@ mod armed {
         "line.acquire.claimed",
         "line.acquire.counted",
         "line.acquire.recorded",
+        "named.alone",
+        "named.left",
+        "named.two_names",
         "object.unborn",
         "put.claimed",
         "put.giving",

@@ -42,6 +42,7 @@ mod tests;
 
 pub use arena::Arena;
 pub use error::{Error, ErrorKind, Result};
+pub use strategy::{Strategy, all_sharing_strategies, set_sharing_strategy, sharing_strategy};
 pub use tensor::{
     Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements, MAX_DIMS, Number, Shape,
     SharedTensor, Strided, Tensor, bf16, f16,
