@@ -430,7 +430,7 @@ fn a_ring_for_two_cannot_be_shared_by_more() {
 
 fn a_slot_of_another_ring_is_refused() {
     let (mut one, _from_one) = ring(2, &specs(), Topology::OneToOne).unwrap();
-    let (two, _from_two) = ring(2, &specs(), Topology::OneToOne).unwrap();
+    let (mut two, _from_two) = ring(2, &specs(), Topology::OneToOne).unwrap();
     let slot = one.loan().unwrap();
     assert_eq!(two.publish(slot).unwrap_err().kind(), &ErrorKind::Invalid);
     assert_eq!((one.in_use(), two.in_use()), (0, 0));

@@ -259,37 +259,34 @@ fn drop_held(arena: &Arena, dead: Owner, wave: Wave) {
             }
             let generation = entry.generation.load(Ordering::Relaxed);
             let free = seen.with(Kind::Free);
-            match wave_of(segment, seen.line) {
-                None => {
-                    // It names nothing (any more).
-                    entry.change(seen, free);
-                    break;
-                }
-                Some(found) if found != wave => break,
-                Some(_) => {}
-            }
-            let meta = segment
-                .word(seen.line * LINE + counted::META)
-                .load(Ordering::Acquire);
-            let word = Counted::from_word(
-                segment
-                    .word(seen.line * LINE + counted::WORD)
-                    .load(Ordering::Acquire),
-            );
-            if word.generation != generation {
-                entry.change(seen, free);
+            // A failed swap below means that another reaper was here (and died): read again, never skip.
+            let found = wave_of(segment, seen.line);
+            if found.is_some_and(|found| found != wave) {
                 break;
             }
+            let [meta, word] = [counted::META, counted::WORD].map(|field| {
+                found.map_or(0, |_| {
+                    segment
+                        .word(seen.line * LINE + field)
+                        .load(Ordering::Acquire)
+                })
+            });
+            let word = Counted::from_word(word);
             match (seen.kind, word.count) {
-                (Kind::Dropping, 0) => {
-                    // Dropped, but perhaps nobody was told.
-                    held::after_free(arena, seen.line, meta);
-                    entry.change(seen, free);
-                    break;
+                // It names nothing (any more).
+                _ if found.is_none() || word.generation != generation => {
+                    if entry.change(seen, free) {
+                        break;
+                    }
                 }
-                (_, 0) => {
-                    entry.change(seen, free);
-                    break;
+                (kind, 0) => {
+                    if kind == Kind::Dropping {
+                        // Dropped, but perhaps nobody was told.
+                        held::after_free(arena, seen.line, meta);
+                    }
+                    if entry.change(seen, free) {
+                        break;
+                    }
                 }
                 (Kind::Held, 1) => {
                     entry.change(seen, seen.with(Kind::Dropping));

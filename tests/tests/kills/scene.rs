@@ -306,6 +306,9 @@ fn settle(context: &mut SpawnContext<Told>, victims: &[Role], role: Role, pids: 
     }
 }
 
+/// Steps at which a consumer has no message of its own: the next one is still in its cell, the last one has its receipt.
+const HOLDS_NONE: [&str; 3] = ["get.taken", "get.recorded", "slot.released"];
+
 /// Who is to die where: at a failpoint, or (without one) by the hand of `meanwhile`.
 pub(crate) type Victims<'a> = &'a [(Role, Option<String>)];
 
@@ -385,13 +388,19 @@ pub(crate) fn play(
     let lost = account.sent.difference(&taken).count();
     let dead_consumers = killed
         .iter()
-        .filter(|role| matches!(role, Role::Consumer(_)))
-        .count();
+        .filter(|role| matches!(role, Role::Consumer(_)));
+    let may_lose = dead_consumers.clone().filter(|role| {
+        let victim = victims.iter().find(|(victim, _)| victim == *role);
+        !victim
+            .and_then(|(_, armed)| armed.as_deref())
+            .is_some_and(|armed| HOLDS_NONE.iter().any(|label| armed.starts_with(label)))
+    });
+    let may_lose = may_lose.count();
     assert!(
-        lost <= dead_consumers,
-        "{lost} messages lost, killed: {killed:?}"
+        lost <= may_lose,
+        "{lost} messages lost, killed: {killed:?} at {victims:?}"
     );
-    if dead_consumers == 0 {
+    if dead_consumers.count() == 0 {
         assert!(account.in_order(), "{account:?}");
     }
     drop((to, from, done));

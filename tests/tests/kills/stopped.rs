@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use integration_tests::{Test, resume, see_stopped, stop, tests};
+use integration_tests::{Test, kill, resume, see_stopped, stop, tests};
 use mp_queue::ErrorKind;
 use tensormp::mp_queue;
 use tensormp::prelude::*;
@@ -13,6 +13,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_consumer_that_is_stopped_between_messages_delays_nobody,
     a_consumer_that_is_stopped_inside_get_delays_only_its_cell,
     a_producer_that_is_stopped_inside_put_delays_only_its_cell,
+    a_message_comes_back_from_a_stopped_taker_that_is_killed,
 ];
 
 type Item = (u32, Tensor<u32>);
@@ -119,5 +120,28 @@ fn a_producer_that_is_stopped_inside_put_delays_only_its_cell() {
         assert_eq!(receiver.get().unwrap().0, 2);
         assert!(receiver.get().unwrap_err().is_closed());
         context.join().unwrap();
+    }
+}
+
+fn a_message_comes_back_from_a_stopped_taker_that_is_killed() {
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    for label in ["get.taken", "get.recorded"] {
+        let (sender, receiver) = Queue::bounded(4).unwrap().split();
+        let armed = Some(format!("{label}:1=stop"));
+        let mut context = spawn(take, (armed, receiver.clone()), 1).unwrap();
+        sender.put(item(0)).unwrap();
+        see_stopped(context.pids()[0]);
+        // The queue goes on beyond the cell that is held, and then nothing more comes.
+        for i in 1..3 {
+            sender.put(item(i)).unwrap();
+            assert_eq!(receiver.get().unwrap().0, i);
+        }
+        assert_eq!(receiver.try_get().unwrap_err().kind(), &ErrorKind::Empty);
+        kill(context.pids()[0]);
+        assert!(context.join().is_err());
+        let (number, tensor) = receiver.try_get().unwrap();
+        assert_eq!((number, tensor.as_slice()), (0, &[0; 3][..]));
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
-use super::{arena, assert_clean, assert_empty, join, kill, queue};
+use super::{arena, assert_clean, assert_empty, join, kill, queue, wipe};
 use crate::arena::Arena;
 use crate::chunk::{Chunks, State};
 use crate::failpoint::LABELS;
@@ -20,7 +20,7 @@ use crate::testing::{output, rerun};
 use crate::transfer::{Get, Put};
 
 /// Where a child finds the arena and an object of its parent.
-fn lend(command: &mut Command, arena: &Arena, object: &Object) {
+pub(super) fn lend(command: &mut Command, arena: &Arena, object: &Object) {
     let file = format!(
         "/proc/{}/fd/{}",
         std::process::id(),
@@ -32,7 +32,7 @@ fn lend(command: &mut Command, arena: &Arena, object: &Object) {
         .env("TEST_OBJECT", format!("{line} {generation}"));
 }
 
-fn borrowed() -> (Arena, Object) {
+pub(super) fn borrowed() -> (Arena, Object) {
     let path = std::env::var("TEST_ARENA").unwrap();
     let file = std::fs::OpenOptions::new()
         .read(true)
@@ -303,6 +303,7 @@ fn a_reaper_that_is_killed_itself_leaves_nothing_undone() {
         assert!(receive(&ours, 0, &mut seen), "{label}: it was handed back");
         drop((ours, shared));
         assert_empty(&root);
+        wipe(&root);
     }
 }
 

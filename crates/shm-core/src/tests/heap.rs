@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{arena, assert_clean, assert_empty, join, kill};
+use super::{arena, assert_clean, assert_empty, join, kill, wipe};
 use crate::arena::Arena;
 use crate::held::Held;
 use crate::line::Mode;
@@ -138,6 +138,8 @@ fn run(steps: Vec<Step>) {
         "{} of {total}",
         whole.len()
     );
+    drop(whole);
+    wipe(&root);
 }
 
 proptest! {

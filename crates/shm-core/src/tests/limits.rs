@@ -1,11 +1,13 @@
 //! Limits and misuse: each is an error that says so, and leaves everything as it was.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
+use super::death::{borrowed, lend};
 use super::{arena, assert_clean, assert_empty, join, kill, queue};
 use crate::arena::Arena;
 use crate::error::{ErrorKind, Result};
@@ -391,13 +393,9 @@ fn a_core_dump_neither_holds_nor_fills_the_arena() {
         };
         // A hard limit below stays; then there is no core, and nothing to see.
         let _ = setrlimit(Resource::Core, limit);
-        let arena = Arena::builder().capacity(8 << 30).create().unwrap();
-        let tensor = Tensor::<u8>::full_in(&arena, [1 << 20], 1).unwrap();
-        let taken = std::path::Path::new("/proc/self/fd")
-            .join(std::os::fd::AsRawFd::as_raw_fd(&arena.as_fd()).to_string());
-        let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(taken).unwrap());
-        println!("blocks {blocks}");
-        std::mem::forget(tensor);
+        let (arena, object) = borrowed();
+        std::mem::forget(Tensor::<u8>::full_in(&arena, [1 << 20], 1).unwrap());
+        std::mem::forget(object);
         std::process::abort();
     }
     if pattern.starts_with('|') || pattern.starts_with('/') {
@@ -405,10 +403,22 @@ fn a_core_dump_neither_holds_nor_fills_the_arena() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let keeper = arena();
-    drop(keeper);
-    let output = output(rerun(NAME).unwrap().current_dir(folder.path()));
+    let arena = Arena::builder().capacity(8 << 30).create().unwrap();
+    let object = queue(&arena, 1);
+    let taken = || {
+        let file = format!("/proc/self/fd/{}", arena.as_fd().as_raw_fd());
+        std::fs::metadata(file).unwrap().blocks() * 512
+    };
+    let before = taken();
+    let mut child = rerun(NAME).unwrap();
+    lend(&mut child, &arena, &object);
+    let output = output(child.current_dir(folder.path()));
     assert_eq!(output.status.signal(), Some(6));
+    assert!(
+        taken() < before + (16 << 20),
+        "the core dump filled the arena: {} bytes",
+        taken()
+    );
     let mut cores = 0;
     for entry in std::fs::read_dir(folder.path()).unwrap().flatten() {
         let size = entry.metadata().unwrap().len();

@@ -365,6 +365,33 @@ fn an_end_is_counted_over_processes_and_messages() {
 }
 
 #[test]
+fn one_who_died_trying_to_take_a_slot_does_not_free_that_of_the_one_who_got_it() {
+    let root = arena();
+    let other = join(&root);
+    let (object, slots) = ring(&root);
+    let line = object.placed(1).unwrap().first / crate::layout::LINE;
+    // It had seen the slot free and written down what it would make of it; then we were faster, and it was killed.
+    let word = root.segment().word(line * crate::layout::LINE);
+    let free = crate::line::Counted::from_word(word.load(core::sync::atomic::Ordering::SeqCst));
+    let lease = other.leases().reserve(other.segment()).unwrap();
+    other.leases().record(
+        other.segment(),
+        lease,
+        crate::lease::Kind::Alloc,
+        line,
+        free.next_generation(),
+    );
+    let loan = slots.try_loan(0).unwrap().unwrap();
+    assert_eq!(loan.slot(), 0);
+    let dead = super::kill(other, ());
+    root.bury_for_certain(dead);
+    assert_eq!(slots.in_use(), 1);
+    assert_clean(&root);
+    drop((loan, slots, object));
+    assert_empty(&root);
+}
+
+#[test]
 fn an_end_that_a_dead_participant_was_just_opening_is_opened_by_others() {
     let root = arena();
     let other = join(&root);
