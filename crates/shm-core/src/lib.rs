@@ -21,6 +21,7 @@ pub mod letterbox;
 mod line;
 pub mod message;
 pub mod moved;
+pub mod names;
 pub mod object;
 pub mod participant;
 mod reap;
