@@ -406,7 +406,9 @@ impl<'a> Table<'a> {
             message::encode(self.object.arena(), entries).map_err(|failed| failed.error)?;
         // What was there before; given back when the token is back, since it may hold much.
         let mut old = Vec::new();
+        let mut rounds = 0..1_000;
         loop {
+            rounds.next().ok_or_else(damaged)?;
             match self.object.try_put(TABLES, &mut message)? {
                 Put::Done(_) => break,
                 // Only after killed processes voided all the other cells, one after the other: then the old table has
@@ -419,6 +421,7 @@ impl<'a> Table<'a> {
         }
         crate::failpoint!("names.two_tables");
         while whole(&self.object.cells(TABLES)?.0).len() > 1 {
+            rounds.next().ok_or_else(damaged)?;
             old.extend(self.take()?);
         }
         crate::failpoint!("names.one_table");

@@ -1,7 +1,7 @@
 //! `file_system`: a file with a name, in /dev/shm or a directory of the user's choice, that any process of the same user attaches to.
 //!
-//! The file belongs to one user, mode 0600. It is made under no name, or a hidden one where the file system knows no nameless files, and gets its own when
-//! the arena in it is whole; whoever is the last to leave removes it. A named file can't be sealed: a process of the same user that truncates it makes the
+//! The file belongs to one user, mode 0600. It is made under a hidden name and gets its own when the arena in it is whole; whoever is the last to leave removes
+//! it. A named file can't be sealed: a process of the same user that truncates it makes the
 //! others end by SIGBUS. Who wants that excluded uses `file_descriptor`.
 //!
 //! **Leaving and coming.** The name goes when nobody is left, but somebody may just be coming. Both sides take the *gate*, a lock on one byte of the file that
@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Stat, fchmod, fstat, ftruncate, linkat, lstat, open,
-    unlink,
+    CWD, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, ftruncate, lstat, open,
+    renameat_with, unlink,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -132,50 +132,17 @@ fn random() -> Result<String> {
     Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
 }
 
-/// A new file in `directory` that nobody finds, mode 0600.
-fn make_unseen(directory: &Path, nameless: bool) -> Result<(OwnedFd, Option<Hidden>)> {
-    let bits = Mode::RUSR | Mode::WUSR;
-    let failed = |errno| {
-        let tried = format!("making an arena's file in {}", directory.display());
-        Error::system("open", errno, tried)
-    };
-    if nameless {
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        match open(directory, flags, bits) {
-            Ok(file) => return Ok((file, None)),
-            // A file system, or a kernel, that knows no nameless files.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
-            Err(errno) => return Err(failed(errno)),
-        }
-    }
-    let path = directory.join(format!(".{}{}.new", prefix(), random()?));
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = open(&path, flags, bits).map_err(failed)?;
-    Ok((file, Some(Hidden(path))))
-}
-
-impl FileSystem {
-    fn create_unseen(&self, nameless: bool) -> Result<Backing> {
-        let name = match &self.name {
-            Some(name) => name.clone(),
-            None => random()?,
-        };
-        let directory = self.in_directory();
-        let path = path_of(directory, &name)?;
-        let (file, hidden) = loop {
-            let (file, hidden) = make_unseen(directory, nameless)?;
-            if hidden.is_none() {
-                break (file, None);
-            }
-            // A sweeper takes a hidden file whose gate is free for one whose maker is dead, and may have come first.
-            match Gate::take(file.as_fd(), PATIENCE)? {
-                Some(gate) => std::mem::forget(gate),
-                None => continue,
-            }
-            if look(&file, &path)?.st_nlink > 0 {
-                break (file, hidden);
-            }
-        };
+/// A new file in `directory` that only we and the sweep know of, mode 0600, its gate in our hands.
+fn make_hidden(directory: &Path) -> Result<(OwnedFd, Hidden)> {
+    loop {
+        let path = directory.join(format!(".{}{}.new", prefix(), random()?));
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
+            let tried = format!("making an arena's file in {}", directory.display());
+            Error::system("open", errno, tried)
+        })?;
+        let hidden = Hidden(path);
         // Whatever the umask left of it.
         fchmod(&file, Mode::from_raw_mode(MODE)).map_err(|errno| {
             Error::system(
@@ -184,9 +151,14 @@ impl FileSystem {
                 "keeping the arena's file to this user (mode 0600)",
             )
         })?;
-        let mut backing = Backing::new(file, 0, Some(path));
-        backing.hidden = hidden;
-        Ok(backing)
+        // A sweeper takes a hidden file whose gate is free for one whose maker is dead, and may have come first.
+        let gate = Gate::take(file.as_fd(), PATIENCE)?;
+        let kept = gate.is_some() && look(&file, &hidden.0)?.st_nlink > 0;
+        // Kept until the file is revealed.
+        std::mem::forget(gate);
+        if kept {
+            return Ok((file, hidden));
+        }
     }
 }
 
@@ -196,7 +168,15 @@ impl SharingStrategy for FileSystem {
     }
 
     fn create(&self) -> Result<Backing> {
-        self.create_unseen(true)
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => random()?,
+        };
+        let path = path_of(self.in_directory(), &name)?;
+        let (file, hidden) = make_hidden(self.in_directory())?;
+        let mut backing = Backing::new(file, 0, Some(path));
+        backing.hidden = Some(hidden);
+        Ok(backing)
     }
 
     fn fix_size(&self, backing: &mut Backing, capacity: u64) -> Result<()> {
@@ -228,15 +208,18 @@ impl SharingStrategy for FileSystem {
     }
 
     fn reveal(&self, backing: &Backing) -> Result<()> {
-        let Some(path) = backing.path() else {
+        let (Some(path), Some(Hidden(hidden))) = (backing.path(), &backing.hidden) else {
             return Ok(());
         };
-        let outcome = match link(backing, path) {
+        crate::failpoint!("named.hidden");
+        // Renamed and not linked: so the kernel tells everyone who has the file open what it is called.
+        let rename = || renameat_with(CWD, hidden, CWD, path, RenameFlags::NOREPLACE);
+        let outcome = match rename() {
             // Perhaps of an arena whose processes were all killed.
-            Err(Errno::EXIST) if sweep::sweep_one(path)? => link(backing, path),
+            Err(Errno::EXIST) if sweep::sweep_one(path).unwrap_or(false) => rename(),
             outcome => outcome,
         };
-        // Ours since it was made, if the file had a hidden name.
+        // Ours since the file was made.
         drop(Gate::take(backing.as_fd(), Duration::ZERO)?);
         match outcome {
             Ok(()) => Ok(()),
@@ -249,9 +232,12 @@ impl SharingStrategy for FileSystem {
                 ),
             )),
             Err(errno) => Err(Error::system(
-                "linkat",
+                "renameat2(RENAME_NOREPLACE)",
                 errno,
-                format!("giving the arena's file its name {}", path.display()),
+                format!(
+                    "giving the arena's file its name {}; if the file system cannot do that, choose a directory of another one",
+                    path.display()
+                ),
             )),
         }
     }
@@ -270,21 +256,6 @@ impl SharingStrategy for FileSystem {
         vet(&look(&file, &path)?, &path)?;
         let size = vetted_size(&file)?;
         Ok(Backing::new(file, size, Some(path)))
-    }
-}
-
-/// Gives a file its name, unless something has it.
-fn link(backing: &Backing, path: &Path) -> std::result::Result<(), Errno> {
-    match &backing.hidden {
-        Some(Hidden(hidden)) => {
-            linkat(CWD, hidden, CWD, path, AtFlags::empty())?;
-            crate::failpoint!("named.two_names");
-            unlink(hidden)
-        }
-        None => {
-            let from = format!("/proc/self/fd/{}", backing.as_fd().as_raw_fd());
-            linkat(CWD, from, CWD, path, AtFlags::SYMLINK_FOLLOW)
-        }
     }
 }
 

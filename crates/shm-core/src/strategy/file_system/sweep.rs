@@ -197,10 +197,6 @@ fn look_at(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
                 Some(_) if earlier || !is_inhabited(&segment, &locks) => Standing::Abandoned,
                 Some(_) => Standing::Inhabited,
             };
-            // Its second name, whose maker did not live to take it away.
-            if is_hidden(path) && found.standing == Standing::Inhabited && stat.st_nlink > 1 {
-                found.standing = Standing::Unfinished;
-            }
         }
         Err(error) => match error.kind() {
             ErrorKind::WrongVersion { found: version, .. } => {
@@ -212,16 +208,8 @@ fn look_at(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
         },
     }
     let ended = matches!(found.standing, Standing::Abandoned | Standing::Unfinished);
-    let removed = removing && ended && remove_at(path, &segment)?;
+    let removed = removing && ended && remove(segment.as_fd())?;
     Ok(Some((found, removed)))
-}
-
-fn remove_at(path: &Path, segment: &Segment) -> Result<bool> {
-    if is_hidden(path) {
-        // The name in question, and not whichever of its two the kernel tells.
-        return Ok(rustix::fs::unlink(path).is_ok());
-    }
-    remove(segment.as_fd())
 }
 
 fn look_at_unsized(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
