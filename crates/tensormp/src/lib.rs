@@ -51,7 +51,7 @@ pub use mp_queue::{
 pub use pipeline;
 pub use shm_core::{
     self, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Shape, SharedTensor,
-    Tensor, bf16, f16,
+    Strategy, Tensor, all_sharing_strategies, bf16, f16, set_sharing_strategy, sharing_strategy,
 };
 
 /// What most programs need: `use tensormp::prelude::*;`
