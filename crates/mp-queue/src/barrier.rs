@@ -86,7 +86,15 @@ impl Barrier {
             let failure = slow.then(|| self.object.failure()).flatten()?;
             Some(Err(Error::peer_failed(failure, "waiting at a barrier")))
         };
-        wait(&self.object, 0, WaitPolicy::Adaptive, deadline, attempt).unwrap_or_else(|| {
+        wait(
+            &self.object,
+            0,
+            WaitPolicy::Adaptive,
+            deadline,
+            || true,
+            attempt,
+        )
+        .unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
                 format!("not all {n} arrived at the barrier before the deadline"),

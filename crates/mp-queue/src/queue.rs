@@ -169,13 +169,18 @@ pub struct Sender<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> Sender<T> {
+    fn put_until(&self, value: T, deadline: Deadline) -> Result<(), PutError<T>> {
+        self.channel
+            .put(value, deadline, |message| self.end.try_put(message))
+    }
+
     /// Puts a value, waiting for room. What the value held belongs to the message afterwards.
     ///
     /// # Errors
     /// With the value: `Closed` when every receiver is gone; `PeerFailed` when a process of the context that this
     /// queue was handed to failed and there is no room; what encoding can answer (see [`shm_core::message::encode`]).
     pub fn put(&self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, Deadline::Never)
+        self.put_until(value, Deadline::Never)
     }
 
     /// Puts a value if there is room now.
@@ -183,7 +188,7 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     /// # Errors
     /// `Full`, and as [`put`](Self::put).
     pub fn try_put(&self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, Deadline::Now)
+        self.put_until(value, Deadline::Now)
     }
 
     /// Puts a value, waiting so long for room.
@@ -191,7 +196,7 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     /// # Errors
     /// `TimedOut`, and as [`put`](Self::put).
     pub fn put_timeout(&self, value: T, timeout: Duration) -> Result<(), PutError<T>> {
-        self.channel.put(value, Deadline::after(timeout))
+        self.put_until(value, Deadline::after(timeout))
     }
 }
 
@@ -209,7 +214,9 @@ pub struct Receiver<T> {
 impl<T: Serialize + DeserializeOwned> Receiver<T> {
     fn get_until(&self, deadline: Deadline) -> Result<T> {
         let mut seen = self.seen_orphans.load(Ordering::Relaxed);
-        let message = self.channel.get_encoded(&mut seen, deadline);
+        let message = self
+            .channel
+            .get_with(deadline, || Ok(self.end.try_get(&mut seen)?.into()));
         self.seen_orphans.store(seen, Ordering::Relaxed);
         Ok(message?.decode()?)
     }
@@ -372,14 +379,10 @@ impl<T> Clone for Receiver<T> {
     }
 }
 
-/// The object and an end of it, checked to belong together.
-pub(crate) fn checked<E: serde::de::Error>(
-    object: Object,
-    end: &End,
-    index: u64,
-) -> Result<Channel, E> {
+/// The channel in an object that arrived, whose end is known to belong to it or not.
+pub(crate) fn checked<E: serde::de::Error>(belongs: bool, object: Object) -> Result<Channel, E> {
     object.expect(ObjectKind::Queue).map_err(E::custom)?;
-    if !end.is_of(&object, index) {
+    if !belongs {
         return Err(E::custom("the end of a queue arrived with another queue"));
     }
     Ok(Channel::over(object))
@@ -394,7 +397,7 @@ impl<T> Serialize for Sender<T> {
 impl<'de, T> Deserialize<'de> for Sender<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (end, object) = <(End, Object)>::deserialize(deserializer)?;
-        let channel = checked(object, &end, PRODUCERS)?;
+        let channel = checked(end.is_of(&object, PRODUCERS), object)?;
         Ok(Self {
             end,
             channel,
@@ -412,7 +415,7 @@ impl<T> Serialize for Receiver<T> {
 impl<'de, T> Deserialize<'de> for Receiver<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (end, object) = <(End, Object)>::deserialize(deserializer)?;
-        let channel = checked(object, &end, CONSUMERS)?;
+        let channel = checked(end.is_of(&object, CONSUMERS), object)?;
         Ok(Self {
             end,
             channel,
@@ -436,8 +439,11 @@ impl<T> Serialize for Queue<T> {
 impl<'de, T> Deserialize<'de> for Queue<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (producers, consumers, object) = <(End, End, Object)>::deserialize(deserializer)?;
-        let channel = checked::<D::Error>(object, &producers, PRODUCERS)?;
-        let other = checked(channel.object.clone(), &consumers, CONSUMERS)?;
+        let channel = checked::<D::Error>(producers.is_of(&object, PRODUCERS), object)?;
+        let other = checked(
+            consumers.is_of(&channel.object, CONSUMERS),
+            channel.object.clone(),
+        )?;
         Ok(Self {
             sender: Sender {
                 end: producers,

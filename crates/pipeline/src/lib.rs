@@ -21,6 +21,7 @@ mod spec;
 mod stage;
 
 pub use error::{Error, ErrorKind, Result, StageError};
+pub use mp_queue::WaitPolicy;
 pub use pipeline::{Pipeline, Step};
 pub use ring::{Consumer, Producer, Topology, ring, ring_in};
 pub use run::{ProcessReport, Report, Running};

@@ -50,6 +50,7 @@ mod armed {
         "chunk.claim.one",
         "chunk.run.unformatted",
         "chunk.slab.unformatted",
+        "chunk.trim.unmarked",
         "get.recorded",
         "get.released",
         "get.taken",

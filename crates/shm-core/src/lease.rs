@@ -69,9 +69,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// A word that no entry has, with bits beyond the line's, is read as FREE: swaps from it would fail for ever.
     pub(crate) const fn from_word(word: u64) -> Self {
+        let code = if word >> 58 == 0 { word & 0xf } else { 0 };
         Self {
-            kind: Kind::from_code(word & 0xf),
+            kind: Kind::from_code(code),
             epoch: (word >> 4) as u16,
             line: (word >> 20) & ((1 << 38) - 1),
         }
@@ -96,9 +98,9 @@ pub(crate) struct EntryRef<'a> {
 }
 
 impl<'a> EntryRef<'a> {
+    #[inline]
     fn at(segment: &'a Segment, offset: u64) -> Self {
-        let [state, generation, ticket_cell, ticket_position] =
-            [0, 8, 16, 24].map(|field| segment.word(offset + field));
+        let [state, generation, ticket_cell, ticket_position] = segment.block_at(offset);
         Self {
             state,
             generation,
@@ -107,6 +109,7 @@ impl<'a> EntryRef<'a> {
         }
     }
 
+    #[inline]
     pub(crate) fn load(&self) -> Entry {
         Entry::from_word(self.state.load(Ordering::Acquire))
     }
@@ -123,6 +126,7 @@ impl<'a> EntryRef<'a> {
             .is_ok()
     }
 
+    #[inline]
     fn store(&self, entry: Entry) {
         // Release: a reaper that reads the state word sees the words it makes valid.
         self.state.store(entry.to_word(), Ordering::Release);
@@ -265,6 +269,7 @@ impl Leases {
         Ok(())
     }
 
+    #[inline]
     fn entry<'a>(&self, segment: &'a Segment, index: u32) -> EntryRef<'a> {
         let slot = index as usize / LEASES_PER_CHUNK as usize;
         let within = u64::from(index) % LEASES_PER_CHUNK;
@@ -275,6 +280,7 @@ impl Leases {
     }
 
     /// The number of local handles that share an entry.
+    #[inline]
     pub(crate) fn local(&self, index: u32) -> &AtomicU32 {
         let slot = index as usize / LEASES_PER_CHUNK as usize;
         let within = index as usize % LEASES_PER_CHUNK as usize;
@@ -286,6 +292,7 @@ impl Leases {
     }
 
     /// Writes an entry: generation first, then the state that makes it count.
+    #[inline]
     pub(crate) fn record(
         &self,
         segment: &Segment,
@@ -304,12 +311,24 @@ impl Leases {
     }
 
     /// Changes the kind of an own entry.
+    #[inline]
     pub(crate) fn set(&self, segment: &Segment, index: u32, kind: Kind) {
         let entry = self.entry(segment, index);
         entry.store(entry.load().with(kind));
     }
 
+    /// Writes the state of an own entry whose other words are there already.
+    #[inline]
+    pub(crate) fn mark(&self, segment: &Segment, index: u32, kind: Kind, line: u64) {
+        self.entry(segment, index).store(Entry {
+            kind,
+            epoch: self.me.epoch,
+            line,
+        });
+    }
+
     /// Writes an entry for a reference that is on its way through a cell: ticket first, then the state.
+    #[inline]
     pub(crate) fn record_ticket(
         &self,
         segment: &Segment,
@@ -334,6 +353,7 @@ impl Leases {
     }
 
     /// Makes an own entry FREE; the caller puts it back or goes on using it.
+    #[inline]
     pub(crate) fn clear(&self, segment: &Segment, index: u32) {
         self.entry(segment, index).store(Entry {
             kind: Kind::Free,
@@ -350,4 +370,24 @@ pub(crate) struct Ticket {
     pub(crate) cell: u64,
     /// The position at which the cell is written or read.
     pub(crate) position: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_an_entry_that_can_be_swapped_or_is_free() {
+        let kinds = 0..16_u64;
+        for word in kinds
+            .flat_map(|kind| (0..60).map(move |bit| kind | 1 << bit))
+            .chain([0, u64::MAX])
+        {
+            let entry = Entry::from_word(word);
+            assert!(
+                entry.kind == Kind::Free || entry.to_word() == word,
+                "{word:x}"
+            );
+        }
+    }
 }

@@ -20,7 +20,6 @@ mod lease;
 pub mod letterbox;
 mod line;
 pub mod message;
-pub mod moved;
 pub mod names;
 pub mod object;
 pub mod participant;

@@ -336,7 +336,6 @@ fn copy_of(arena: &Arena, payload: &[u64; 7]) -> Result<Incoming> {
     Ok(Incoming {
         entries,
         body: parsed.body,
-        payload: parsed.payload,
     })
 }
 

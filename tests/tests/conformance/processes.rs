@@ -137,11 +137,15 @@ fn a_stopped_process_keeps_what_it_holds() {
 }
 
 fn no_process_is_needed_besides_those_one_starts() {
-    fn nothing(_rank: usize, _: SharedTensor<u8>) {}
+    fn wait(_rank: usize, (_, go): (SharedTensor<u8>, Event)) -> tensormp::Result<()> {
+        Ok(go.wait()?)
+    }
     let tensor = Tensor::full(100, 5_u8).unwrap().freeze();
+    let go = Event::new().unwrap();
     assert_eq!(children(), [0; 0]);
-    let mut context = spawn(nothing, tensor, 2).unwrap();
+    let mut context = spawn(wait, (tensor, go.clone()), 2).unwrap();
     assert_eq!(children().len(), 2);
+    go.set();
     context.join().unwrap();
     assert_eq!(children(), [0; 0]);
 }

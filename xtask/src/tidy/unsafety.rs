@@ -37,6 +37,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "copies bytes into and out of message blocks; a block's handle crosses threads",
     ),
     (
+        "crates/shm-core/src/strategy/file_system/exit.rs",
+        "registers the exit handler by which the last process removes a named arena",
+    ),
+    (
         "crates/shm-core/src/tensor/dynamic.rs",
         "calls what places a received storage in a tensor",
     ),

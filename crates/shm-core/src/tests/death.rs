@@ -94,6 +94,7 @@ fn live() {
         let (line, generation) = small.id();
         let twice = Held::open(&arena, line, generation).unwrap();
         drop((small, large, twice));
+        arena.trim();
         for array in [0, 1] {
             put(&queue, array, parcel(&arena, 32 + round, &shared));
             receive(&queue, array, &mut seen);
@@ -106,18 +107,21 @@ fn live() {
             0,
         )
         .unwrap();
-        let end = ring.end(0).unwrap();
+        let (mut producer, mut consumer) = (ring.lane_end(0).unwrap(), ring.lane_end(1).unwrap());
         let slots = Slots::create(&ring, 1, 4096).unwrap();
-        let loan = slots.try_loan(0).unwrap().unwrap();
-        put(&ring, 0, loan.into_message([0; 5]));
-        let Get::Message(arrived, _) = ring.try_get(0, &mut 0).unwrap() else {
-            panic!("it was put");
-        };
-        drop(slots.borrow(arrived).unwrap());
+        let mut loan = slots.try_loan(0).unwrap().unwrap();
+        let _ = slots
+            .put_lane_end(&mut producer, &mut loan, &[0; 5])
+            .unwrap();
+        let mut seat = slots.seat().unwrap();
+        let _ = slots.take_lane_end(&mut consumer, &mut seat).unwrap();
+        drop(seat.into_borrow());
         // Left in it: whoever buries us empties it.
-        let left = slots.try_loan(0).unwrap().unwrap();
-        put(&ring, 0, left.into_message([0; 5]));
-        drop((end, slots, ring));
+        let mut left = slots.try_loan(0).unwrap().unwrap();
+        let _ = slots
+            .put_lane_end(&mut producer, &mut left, &[0; 5])
+            .unwrap();
+        drop((left, producer, consumer, slots, ring));
         // Another one dies, and we bury it.
         let other = join(&arena);
         let theirs = Object::open(&other, queue.handle()).unwrap();
