@@ -17,3 +17,9 @@ pub use receipts::{Account, Pen, Receipts, Writer};
 #[doc = include_str!("../../README.md")]
 #[derive(Debug)]
 pub struct Readme;
+
+/// How an arena's file comes to be, and names.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/strategies.md")]
+#[derive(Debug)]
+pub struct Strategies;

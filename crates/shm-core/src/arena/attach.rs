@@ -16,10 +16,11 @@ impl Arena {
     /// Takes part in the arena that some process of this user made with that name in /dev/shm, or by the strategy
     /// `file_system` at that path (anything with a slash is one). It need not be a relative of that process.
     ///
-    /// ```no_run
+    /// ```
     /// use shm_core::Arena;
     ///
-    /// let arena = Arena::attach("camera")?;
+    /// let made = Arena::builder().name("example.lens").create()?;
+    /// let arena = Arena::attach("example.lens")?;
     /// let same = Arena::attach(arena.path().expect("a named arena"))?;
     /// # Ok::<(), shm_core::Error>(())
     /// ```

@@ -173,8 +173,20 @@ pub(crate) fn check_header(segment: &Segment, place: impl fmt::Display) -> Resul
     }
     if layout::chunk_count(written) < 8 {
         return Err(Error::new(
-            ErrorKind::Layout,
+            ErrorKind::Size,
             format!("the arena at {place} says it has {written} bytes, which is too small for one"),
+        ));
+    }
+    let rows = segment.word(header::ROWS_HIGH).load(Ordering::Acquire);
+    let chunks = segment.word(header::CHUNKS_HIGH).load(Ordering::Acquire);
+    if rows > layout::ROWS || chunks > layout::chunk_count(written) {
+        return Err(Error::new(
+            ErrorKind::Layout,
+            format!(
+                "the header of the arena at {place} does not add up: it tells of {rows} rows for participants, of which there can be {}, and {chunks} chunks,                  of which {} fit",
+                layout::ROWS,
+                layout::chunk_count(written)
+            ),
         ));
     }
     Ok(())

@@ -41,11 +41,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The strategy `file_system`, with the place of the arena's file.
 ///
-/// ```no_run
+/// ```
 /// use shm_core::{Arena, strategy::FileSystem};
 ///
-/// let arena = Arena::builder().strategy(FileSystem::new()).name("camera").create()?;
-/// let same = Arena::attach("camera")?; // in any process of this user
+/// let arena = Arena::builder().strategy(FileSystem::new()).name("example.camera").create()?;
+/// let same = Arena::attach("example.camera")?; // in any process of this user
 /// # Ok::<(), shm_core::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]

@@ -194,6 +194,8 @@ fn each_way_in_which_a_file_is_no_arena_has_its_error() {
     assert_eq!(with(header::VERSION, 999), version);
     assert_eq!(with(header::CAPACITY, SIZE - PAGE), ErrorKind::Size);
     assert_eq!(with(header::BOOT, 1), ErrorKind::Stale);
+    assert_eq!(with(header::ROWS_HIGH, 4096), ErrorKind::Layout);
+    assert_eq!(with(header::CHUNKS_HIGH, 60), ErrorKind::Layout);
     assert!(Arena::attach(&path).is_ok());
 
     let other = directory.path().join("other");
@@ -219,7 +221,7 @@ fn each_way_in_which_a_file_is_no_arena_has_its_error() {
     ] {
         file.write_all_at(&value.to_ne_bytes(), field).unwrap();
     }
-    assert_eq!(kind(&other), ErrorKind::Layout);
+    assert_eq!(kind(&other), ErrorKind::Size);
 }
 
 #[test]
