@@ -117,14 +117,14 @@ impl Channel {
             return attempt(true).unwrap_or_else(|| {
                 Err(Error::new(
                     ErrorKind::Full,
-                    format!("no room in {:?} now", self.object),
+                    format!("no room in {} now", self.object),
                 ))
             });
         };
         self.wait(NOT_FULL, deadline, attempt).unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
-                format!("no room in {:?} before the deadline", self.object),
+                format!("no room in {} before the deadline", self.object),
             ))
         })
     }
@@ -152,7 +152,7 @@ impl Channel {
             }
             Put::Closed => Err(Error::new(
                 ErrorKind::Closed,
-                format!("putting a message: {:?} was closed", self.object),
+                format!("putting a message: {} was closed", self.object),
             )),
             Put::Full | Put::Pending(_) => {
                 if slow && let Some(failure) = self.object.failure() {
@@ -192,7 +192,7 @@ impl Channel {
             return attempt(true).unwrap_or_else(|| {
                 Err(Error::new(
                     ErrorKind::Empty,
-                    format!("nothing in {:?} now", self.object),
+                    format!("nothing in {} now", self.object),
                 ))
             });
         };
@@ -208,7 +208,7 @@ impl Channel {
         .unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
-                format!("nothing came into {:?} before the deadline", self.object),
+                format!("nothing came into {} before the deadline", self.object),
             ))
         })
     }
@@ -265,7 +265,7 @@ impl Channel {
         }
         Error::new(
             ErrorKind::Closed,
-            format!("{:?} is closed and empty", self.object),
+            format!("{} is closed and empty", self.object),
         )
     }
 
@@ -327,7 +327,7 @@ impl Channel {
         };
         Error::new(
             ErrorKind::Closed,
-            format!("{doing}: every {side} of {:?} is gone", self.object),
+            format!("{doing}: every {side} of {} is gone", self.object),
         )
     }
 

@@ -8,16 +8,18 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
 use shm_core::error::ErrorKind as ArenaErrorKind;
+use shm_core::failure::note_unreported;
 use shm_core::object::{Array, End, Object, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
-use crate::error::{PutError, Result};
+use crate::error::{ErrorKind, PutError, Result};
 use crate::wait::{Deadline, WaitPolicy};
 
 /// A bounded queue between processes: many producers, many consumers, first in first out for each producer.
 ///
-/// Messages are values of any serde type, with tensors and queues inside at any depth; a tensor's bytes stay where
-/// they are. A `Queue` puts and gets; [`split`](Queue::split) makes two halves that close when the last of the other
+/// Messages are values of any serde type that postcard can carry (no `flatten`, no untagged enums, no
+/// `skip_serializing_if`, no `serde_json::Value`), with tensors and queues inside at any depth; a tensor's bytes stay where
+/// they are. Large plain bytes go faster as a `Tensor<u8>` than as a `Vec<u8>`, which serde writes one by one. A `Queue` puts and gets; [`split`](Queue::split) makes two halves that close when the last of the other
 /// side is gone. Clones, and copies sent to other processes, name the same queue.
 ///
 /// ```
@@ -246,8 +248,9 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
         self.get_until(Deadline::after(timeout))
     }
 
-    /// The messages, until the queue is closed and empty. Any other error ends the iteration as well and is told in
-    /// the log; to handle it, call [`get`](Self::get) in a loop.
+    /// The messages, until the queue is closed and empty. Any other error ends the iteration as well: it is told in the
+    /// log, and in a spawned process it makes the function's success a failure. To handle it, call [`get`](Self::get) in
+    /// a loop.
     pub fn iter(&self) -> Iter<'_, T> {
         Iter { receiver: self }
     }
@@ -268,6 +271,10 @@ impl<T: Serialize + DeserializeOwned> Iterator for Iter<'_, T> {
             Err(error) => {
                 if !error.is_closed() {
                     tracing::error!(%error, "the messages of a queue end early");
+                    // A failed peer fails the whole context anyway, with a better word for it.
+                    if !matches!(error.kind(), ErrorKind::PeerFailed(_)) {
+                        note_unreported(format!("the messages of a queue ended early: {error}"));
+                    }
                 }
                 None
             }

@@ -82,8 +82,9 @@ impl Step {
         self
     }
 
-    /// Slots of the ring behind this step, all in all; 8 where nothing is said. One suffices, two let producer and
-    /// consumer work at the same time.
+    /// Slots of the ring behind this step, all in all; 8 where nothing is said. One suffices where each process holds one
+    /// at a time, two let producer and consumer work at the same time; a stage that waits for one more than there are
+    /// waits for ever.
     pub fn slots(mut self, n: u32) -> Self {
         self.slots = n;
         self

@@ -125,7 +125,7 @@ impl Arena {
         if current.is_some() {
             return Err(Error::new(
                 ErrorKind::TooLate,
-                "this process has its arena already: it was made when the first tensor or queue was; set another one before that",
+                "this process has its arena already: it was made when the first tensor or queue was; in a spawned process, call `init()` before anything else in `main`",
             ));
         }
         *current = Some(arena);

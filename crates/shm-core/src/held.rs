@@ -4,16 +4,16 @@
 //! process gives its one reference back, by the steps of the protocol (`docs/src/protocols.md`, "drop").
 
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{Ordering, fence};
 
 use crate::arena::Arena;
-use crate::cells::Owner;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heap;
 use crate::layout::{LINE, counted};
 use crate::lease::Kind;
 use crate::line::{self, Counted, Mode, Tag};
 use crate::object;
+use crate::steps;
 
 /// One reference of this process to a counted line.
 pub(crate) struct Held {
@@ -93,8 +93,7 @@ impl Held {
     /// Makes the line of an end or slot anew, held once: (g, 0) → (g + 1, 1). `None` if it is not free, or somebody
     /// is making it anew at this moment.
     ///
-    /// Several participants may try at once, so the generation in an entry would not tell whose line it has become
-    /// when one of them is killed. Hence the line's claimant, who alone may make it anew.
+    /// Several participants may try at once: see [`steps::acquire_free`].
     pub(crate) fn acquire_free(arena: &Arena, line: u64) -> Result<Option<Self>> {
         arena.check_not_forked("opening an end or taking a slot")?;
         let segment = arena.segment();
@@ -104,43 +103,16 @@ impl Held {
         }
         let leases = arena.leases();
         let lease = leases.reserve(segment)?;
-        // Recorded before the claim, so that no claim is without a record; the generation is one that no line has.
-        leases.record(segment, lease, Kind::Alloc, line, u64::MAX);
-        crate::failpoint!("line.acquire.recorded");
+        let entry = leases.entry(segment, lease);
         let claim = segment.word(line * LINE + counted::CLAIMANT);
-        if !become_claimant(arena, claim) {
-            leases.clear(segment, lease);
-            leases.put_back(lease);
-            return Ok(None);
+        let present = |owner| arena.is_present(owner);
+        match steps::acquire_free(&entry, arena.me(), line, (word, claim), present) {
+            Some(generation) => Ok(Some(Self::adopt(arena, lease, line, generation))),
+            None => {
+                leases.put_back(lease);
+                Ok(None)
+            }
         }
-        crate::failpoint!("line.acquire.claimed");
-        // Acquire: pairs with the release of whoever dropped it; its accesses are over.
-        let seen = word.load(Ordering::Acquire);
-        let free = Counted::from_word(seen);
-        let generation = free.next_generation();
-        leases.record(segment, lease, Kind::Alloc, line, generation);
-        let won = free.count == 0
-            && word
-                .compare_exchange(
-                    seen,
-                    Counted::new(generation, 1).to_word(),
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                )
-                .is_ok();
-        crate::failpoint!("line.acquire.counted");
-        if won {
-            leases.set(segment, lease, Kind::Held);
-        } else {
-            leases.clear(segment, lease);
-        }
-        // Release, and last: while the line names us, our entry may be judged by it.
-        claim.store(0, Ordering::Release);
-        if won {
-            return Ok(Some(Self::adopt(arena, lease, line, generation)));
-        }
-        leases.put_back(lease);
-        Ok(None)
     }
 
     #[inline]
@@ -256,34 +228,16 @@ pub(crate) fn give_back_now(arena: &Arena, lease: u32, line: u64, generation: u6
     let segment = arena.segment();
     let leases = arena.leases();
     let word = segment.word(line * LINE + counted::WORD);
-    loop {
-        let seen = word.load(Ordering::Acquire);
-        let now = Counted::from_word(seen);
-        if now.generation != generation || now.count == 0 {
-            tracing::error!(line, generation, found = ?now, "a reference was given back twice; a participant wrote where it must not");
-            leases.clear(segment, lease);
-            break;
-        }
-        if now.count == 1 {
-            leases.set(segment, lease, Kind::Dropping);
-            crate::failpoint!("block.drop.recorded");
-            let freed = free_last(arena, line, generation);
-            crate::failpoint!("block.drop.uncounted");
-            if !freed {
-                // Somebody opened it by its handle meanwhile.
-                leases.set(segment, lease, Kind::Held);
-                continue;
-            }
-            leases.clear(segment, lease);
-            break;
-        }
-        // The record goes before the count: a kill between leaks one count, which the audit finds.
-        leases.clear(segment, lease);
-        crate::failpoint!("block.drop.cleared");
-        if subtract_shared(arena, line, generation) {
-            break;
-        }
-        leases.record(segment, lease, Kind::Held, line, generation);
+    let entry = leases.entry(segment, lease);
+    let free = || free_last(arena, line, generation);
+    let block = (line, generation);
+    if let Err(found) = steps::give_back(&entry, arena.me().epoch, block, word, free) {
+        tracing::error!(
+            line,
+            generation,
+            ?found,
+            "a reference was given back twice; a participant wrote where it must not"
+        );
     }
     leases.put_back(lease);
 }
@@ -298,58 +252,14 @@ pub(crate) fn release_unrecorded(arena: &Arena, line: u64, generation: u64) {
 
 /// As [`release_unrecorded`], also from within the emptying of an object.
 pub(crate) fn release_unrecorded_now(arena: &Arena, line: u64, generation: u64) {
-    while !subtract_shared(arena, line, generation) && !free_last(arena, line, generation) {}
-}
-
-/// The word by which a line names its claimant.
-pub(crate) fn claimant(owner: Owner) -> u64 {
-    (u64::from(owner.row) + 1) | (u64::from(owner.epoch) << 16)
-}
-
-/// Puts this participant into a line's claim, if nobody who is still there is in it.
-fn become_claimant(arena: &Arena, claim: &AtomicU64) -> bool {
-    let mut seen = 0;
-    loop {
-        match claim.compare_exchange(
-            seen,
-            claimant(arena.me()),
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
-            Ok(_) => return true,
-            Err(other) => {
-                let there = Owner {
-                    row: (other as u16).wrapping_sub(1),
-                    epoch: (other >> 16) as u16,
-                };
-                if other != 0 && arena.is_present(there) {
-                    return false;
-                }
-                seen = other;
-            }
-        }
-    }
+    let word = arena.segment().word(line * LINE + counted::WORD);
+    steps::release_unrecorded(word, generation, || free_last(arena, line, generation));
 }
 
 /// Subtracts one from a count above 1. `false` if the count has become 1: the caller is the sole holder.
 pub(crate) fn subtract_shared(arena: &Arena, line: u64, generation: u64) -> bool {
     let word = arena.segment().word(line * LINE + counted::WORD);
-    let mut seen = word.load(Ordering::Relaxed);
-    loop {
-        let now = Counted::from_word(seen);
-        if now.generation != generation || now.count == 0 {
-            return true;
-        }
-        if now.count == 1 {
-            return false;
-        }
-        let less = Counted::new(generation, now.count - 1).to_word();
-        // Release: pairs with the acquire of the last holder, which may free the thing.
-        match word.compare_exchange_weak(seen, less, Ordering::AcqRel, Ordering::Relaxed) {
-            Ok(_) => return true,
-            Err(other) => seen = other,
-        }
-    }
+    steps::subtract_shared(word, generation)
 }
 
 /// The last reference goes: empties what an object holds, takes the count to 0 and tells whom it concerns.
@@ -367,15 +277,7 @@ pub(crate) fn free_last(arena: &Arena, line: u64, generation: u64) -> bool {
             heap::hint_before_free(segment, line);
         }
     }
-    let last = Counted::new(generation, 1).to_word();
-    let free = Counted::new(generation, 0).to_word();
-    let word = segment.word(line * LINE + counted::WORD);
-    // Release: whoever makes it anew (acquire) does so after all uses. SeqCst: whoever waits for it registers and then
-    // looks; we change it and then look for who waits.
-    if word
-        .compare_exchange(last, free, Ordering::SeqCst, Ordering::Relaxed)
-        .is_err()
-    {
+    if !steps::free(segment.word(line * LINE + counted::WORD), generation) {
         return false;
     }
     after_free(arena, line, meta);

@@ -30,18 +30,27 @@ use crate::layout::{
 };
 use crate::participant::table::Row;
 use crate::segment::Segment;
+use crate::sync::Atomic64;
 
 /// What an entry says about its participant and the line it names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// Nothing.
     Free = 0,
+    /// The line is being made anew.
     Alloc = 1,
+    /// The participant holds the line.
     Held = 2,
+    /// A message through cells is to hold the line.
     Giving = 3,
+    /// A message through cells held the line.
     Recv = 4,
+    /// A message through a lane is to hold the line.
     GivingLane = 5,
+    /// A message through a lane held the line.
     RecvLane = 6,
+    /// The participant's reference goes, and it is the last one.
     Dropping = 7,
 }
 
@@ -62,15 +71,20 @@ impl Kind {
 
 /// An entry's state word, taken apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Entry {
-    pub(crate) kind: Kind,
-    pub(crate) epoch: u16,
-    pub(crate) line: u64,
+pub struct Entry {
+    /// What it says.
+    pub kind: Kind,
+    /// Which user of the row wrote it.
+    pub epoch: u16,
+    /// The line it is about.
+    pub line: u64,
 }
 
 impl Entry {
-    /// A word that no entry has, with bits beyond the line's, is read as FREE: swaps from it would fail for ever.
-    pub(crate) const fn from_word(word: u64) -> Self {
+    /// Reads a state word. One that no entry has, with bits beyond the line's, is read as FREE: swaps from it would fail
+    /// for ever.
+    #[must_use]
+    pub const fn from_word(word: u64) -> Self {
         let code = if word >> 58 == 0 { word & 0xf } else { 0 };
         Self {
             kind: Kind::from_code(code),
@@ -79,22 +93,30 @@ impl Entry {
         }
     }
 
-    pub(crate) const fn to_word(self) -> u64 {
+    /// The state word.
+    #[must_use]
+    pub const fn to_word(self) -> u64 {
         (self.kind as u64) | ((self.epoch as u64) << 4) | (self.line << 20)
     }
 
-    pub(crate) const fn with(self, kind: Kind) -> Self {
+    /// The same with another kind.
+    #[must_use]
+    pub const fn with(self, kind: Kind) -> Self {
         Self { kind, ..self }
     }
 }
 
 /// The four words of one entry in shared memory.
-#[derive(Clone, Copy)]
-pub(crate) struct EntryRef<'a> {
-    pub(crate) state: &'a AtomicU64,
-    pub(crate) generation: &'a AtomicU64,
-    pub(crate) ticket_cell: &'a AtomicU64,
-    pub(crate) ticket_position: &'a AtomicU64,
+#[derive(Debug)]
+pub struct EntryRef<'a, W = AtomicU64> {
+    /// Kind, epoch and line.
+    pub state: &'a W,
+    /// The generation of the line.
+    pub generation: &'a W,
+    /// The line of the ticket's cell.
+    pub ticket_cell: &'a W,
+    /// The position of the ticket.
+    pub ticket_position: &'a W,
 }
 
 impl<'a> EntryRef<'a> {
@@ -108,14 +130,19 @@ impl<'a> EntryRef<'a> {
             ticket_position,
         }
     }
+}
 
+impl<W: Atomic64> EntryRef<'_, W> {
+    /// What the entry says.
     #[inline]
-    pub(crate) fn load(&self) -> Entry {
+    #[must_use]
+    pub fn load(&self) -> Entry {
         Entry::from_word(self.state.load(Ordering::Acquire))
     }
 
     /// Changes the entry from exactly `from` to `to`; how everyone but its living owner changes one.
-    pub(crate) fn change(&self, from: Entry, to: Entry) -> bool {
+    #[inline]
+    pub fn change(&self, from: Entry, to: Entry) -> bool {
         self.state
             .compare_exchange(
                 from.to_word(),
@@ -130,6 +157,43 @@ impl<'a> EntryRef<'a> {
     fn store(&self, entry: Entry) {
         // Release: a reaper that reads the state word sees the words it makes valid.
         self.state.store(entry.to_word(), Ordering::Release);
+    }
+
+    /// Its living owner writes it: generation first, then the state that makes it count.
+    #[inline]
+    pub fn record(&self, epoch: u16, kind: Kind, line: u64, generation: u64) {
+        self.generation.store(generation, Ordering::Relaxed);
+        self.store(Entry { kind, epoch, line });
+    }
+
+    /// Its living owner writes it for a reference that is on its way: ticket first, then the state. `cell` is a line.
+    #[inline]
+    pub fn record_ticket(
+        &self,
+        epoch: u16,
+        (kind, line, generation): (Kind, u64, u64),
+        (cell, position): (u64, u64),
+    ) {
+        self.generation.store(generation, Ordering::Relaxed);
+        self.ticket_cell.store(cell, Ordering::Relaxed);
+        self.ticket_position.store(position, Ordering::Relaxed);
+        self.store(Entry { kind, epoch, line });
+    }
+
+    /// Its living owner changes the kind.
+    #[inline]
+    pub fn set(&self, kind: Kind) {
+        self.store(self.load().with(kind));
+    }
+
+    /// Its living owner makes it FREE.
+    #[inline]
+    pub fn clear(&self, epoch: u16) {
+        self.store(Entry {
+            kind: Kind::Free,
+            epoch,
+            line: 0,
+        });
     }
 }
 
@@ -269,8 +333,9 @@ impl Leases {
         Ok(())
     }
 
+    /// An own entry, by its number.
     #[inline]
-    fn entry<'a>(&self, segment: &'a Segment, index: u32) -> EntryRef<'a> {
+    pub(crate) fn entry<'a>(&self, segment: &'a Segment, index: u32) -> EntryRef<'a> {
         let slot = index as usize / LEASES_PER_CHUNK as usize;
         let within = u64::from(index) % LEASES_PER_CHUNK;
         EntryRef::at(
@@ -301,20 +366,14 @@ impl Leases {
         line: u64,
         generation: u64,
     ) {
-        let entry = self.entry(segment, index);
-        entry.generation.store(generation, Ordering::Relaxed);
-        entry.store(Entry {
-            kind,
-            epoch: self.me.epoch,
-            line,
-        });
+        self.entry(segment, index)
+            .record(self.me.epoch, kind, line, generation);
     }
 
     /// Changes the kind of an own entry.
     #[inline]
     pub(crate) fn set(&self, segment: &Segment, index: u32, kind: Kind) {
-        let entry = self.entry(segment, index);
-        entry.store(entry.load().with(kind));
+        self.entry(segment, index).set(kind);
     }
 
     /// Writes the state of an own entry whose other words are there already.
@@ -336,30 +395,15 @@ impl Leases {
         reference: (Kind, u64, u64),
         ticket: Ticket,
     ) {
-        let (kind, line, generation) = reference;
-        let entry = self.entry(segment, index);
-        entry.generation.store(generation, Ordering::Relaxed);
-        entry
-            .ticket_cell
-            .store(ticket.cell / LINE, Ordering::Relaxed);
-        entry
-            .ticket_position
-            .store(ticket.position, Ordering::Relaxed);
-        entry.store(Entry {
-            kind,
-            epoch: self.me.epoch,
-            line,
-        });
+        let ticket = (ticket.cell / LINE, ticket.position);
+        self.entry(segment, index)
+            .record_ticket(self.me.epoch, reference, ticket);
     }
 
     /// Makes an own entry FREE; the caller puts it back or goes on using it.
     #[inline]
     pub(crate) fn clear(&self, segment: &Segment, index: u32) {
-        self.entry(segment, index).store(Entry {
-            kind: Kind::Free,
-            epoch: self.me.epoch,
-            line: 0,
-        });
+        self.entry(segment, index).clear(self.me.epoch);
     }
 }
 

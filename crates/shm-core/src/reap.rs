@@ -6,21 +6,20 @@
 //! ends and slots before blocks before objects; (4) its chunks and at last its row are given back.
 //! `docs/src/protocols.md` says why no other order will do.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
-use crate::cells::{self, Owner};
+use crate::cells::Owner;
 use crate::heap;
 use crate::held;
-use crate::lane;
 use crate::layout::{LINE, counted, object as object_layout, row};
 use crate::lease::{self, Entry, EntryRef, Kind};
-use crate::line::Counted;
 use crate::object;
 use crate::participant::liveness::{self, Verdict};
 use crate::participant::lock::RowLocks;
 use crate::participant::table::{self, Life, Row, RowState, tag_of};
 use crate::segment::Segment;
+use crate::steps::{self, Named, Reaper};
 
 /// The verdict about a participant, from what its row says.
 pub(crate) fn verdict(arena: &Arena, row: Row<'_>) -> Option<(Owner, RowState, Verdict)> {
@@ -68,7 +67,8 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     let Some((occupant, state)) = row.occupant() else {
         return false;
     };
-    if occupant != dead || !become_reaper(arena, row, dead) {
+    let reaper = row.word(row::REAPER);
+    if occupant != dead || !steps::become_reaper(reaper, arena.me(), dead, |o| is_alive(arena, o)) {
         return false;
     }
     // Once more, now that nobody else finishes it meanwhile.
@@ -92,83 +92,32 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     true
 }
 
-/// Makes this process the one that reaps `dead`, unless a live one is at it.
-///
-/// The word says which epoch it is about, so what the reaper of an earlier one left there stands in nobody's way.
-fn become_reaper(arena: &Arena, row: Row<'_>, dead: Owner) -> bool {
-    let me = arena.me();
-    let mine =
-        (u64::from(me.row) + 1) | (u64::from(me.epoch) << 16) | (u64::from(dead.epoch) << 32);
-    let word = row.word(row::REAPER);
-    loop {
-        let seen = word.load(Ordering::Acquire);
-        let about = (seen >> 32) as u16;
-        if seen != 0 && seen != mine && about == dead.epoch {
-            let other = Owner {
-                row: (seen as u16).wrapping_sub(1),
-                epoch: (seen >> 16) as u16,
-            };
-            let alive = Row::get(arena.segment(), other.row)
-                .and_then(|row| verdict(arena, row))
-                .is_some_and(|(owner, _, verdict)| owner == other && verdict != Verdict::Dead);
-            if alive {
-                return false;
-            }
-        }
-        // Threads of one process are kept apart by the arena's own lock, held by our caller.
-        if word
-            .compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
-        {
-            return true;
-        }
-    }
+/// Whether a participant, as far as anyone knows, is not dead.
+fn is_alive(arena: &Arena, other: Owner) -> bool {
+    Row::get(arena.segment(), other.row)
+        .and_then(|row| verdict(arena, row))
+        .is_some_and(|(owner, _, verdict)| owner == other && verdict != Verdict::Dead)
 }
 
 /// Phase 1: every reference on its way becomes HELD or nothing.
 fn settle_tickets(arena: &Arena, dead: Owner) {
     for entry in lease::entries_of(arena.segment(), dead) {
-        loop {
-            let seen = entry.load();
-            if seen.epoch != dead.epoch {
-                break;
-            }
-            let counts = match seen.kind {
-                Kind::Free | Kind::Held | Kind::Dropping => break,
-                Kind::Alloc => alloc_counts(arena.segment(), dead, &entry, seen.line),
-                Kind::Giving | Kind::Recv | Kind::GivingLane | Kind::RecvLane => {
-                    ticket_counts(arena.segment(), dead, &entry, seen)
-                }
-            };
-            // A failed swap means that another reaper was here (and died): look again.
-            if entry.change(
-                seen,
-                seen.with(if counts { Kind::Held } else { Kind::Free }),
-            ) {
-                break;
-            }
-        }
+        steps::settle(&entry, dead, |seen| match seen.kind {
+            Kind::Alloc => alloc_counts(arena.segment(), dead, &entry, seen.line),
+            _ => ticket_counts(arena.segment(), dead, &entry, seen),
+        });
     }
 }
 
 /// Whether the dead participant was done making the entry's line anew.
-///
-/// A block is made anew only by the owner of its chunk, so the generation alone tells. An end or a slot is made anew
-/// by whoever comes first: there the line must still name the dead one as its claimant, who alone may change it then.
 fn alloc_counts(segment: &Segment, dead: Owner, entry: &EntryRef<'_>, line: u64) -> bool {
     let in_object = heap::locate(segment, line).is_none();
     if in_object && !heap::in_object(segment, line) {
         return false;
     }
-    let claimant = segment.word(line * LINE + counted::CLAIMANT);
-    if in_object && claimant.load(Ordering::Acquire) != held::claimant(dead) {
-        return false;
-    }
-    let word = segment
-        .word(line * LINE + counted::WORD)
-        .load(Ordering::Acquire);
-    let now = Counted::from_word(word);
-    now.generation == entry.generation.load(Ordering::Relaxed) && now.count > 0
+    let word = segment.word(line * LINE + counted::WORD);
+    let claim = in_object.then(|| segment.word(line * LINE + counted::CLAIMANT));
+    steps::alloc_counts(entry, dead, word, claim)
 }
 
 /// Whether a reference with a ticket counts as its (dead) participant's.
@@ -181,13 +130,7 @@ fn ticket_counts(segment: &Segment, dead: Owner, entry: &EntryRef<'_>, seen: Ent
         return false;
     };
     let word = segment.word(cell * LINE).load(Ordering::Acquire);
-    match seen.kind {
-        Kind::Giving => cells::is_claimed_by(word, dead, position, capacity),
-        Kind::Recv => !cells::is_taken_by(word, dead, position, capacity),
-        Kind::GivingLane => lane::lane_is_free(word, position),
-        Kind::RecvLane => !lane::lane_is_ready(word, position),
-        _ => false,
-    }
+    steps::ticket_counts(seen.kind, word, dead, position, capacity)
 }
 
 /// How many cells the array has that the cell at this line belongs to.
@@ -250,59 +193,41 @@ fn wave_of(segment: &Segment, line: u64) -> Option<Wave> {
 
 /// Phase 3: drops what it held, as the living do, but by compare-and-swap on its entries.
 fn drop_held(arena: &Arena, dead: Owner, wave: Wave) {
-    let segment = arena.segment();
-    for entry in lease::entries_of(segment, dead) {
-        loop {
-            let seen = entry.load();
-            if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
-                break;
-            }
-            let generation = entry.generation.load(Ordering::Relaxed);
-            let free = seen.with(Kind::Free);
-            // A failed swap below means that another reaper was here (and died): read again, never skip.
-            let found = wave_of(segment, seen.line);
-            if found.is_some_and(|found| found != wave) {
-                break;
-            }
-            let [meta, word] = [counted::META, counted::WORD].map(|field| {
-                found.map_or(0, |_| {
-                    segment
-                        .word(seen.line * LINE + field)
-                        .load(Ordering::Acquire)
-                })
-            });
-            let word = Counted::from_word(word);
-            match (seen.kind, word.count) {
-                // It names nothing (any more).
-                _ if found.is_none() || word.generation != generation => {
-                    if entry.change(seen, free) {
-                        break;
-                    }
-                }
-                (kind, 0) => {
-                    if kind == Kind::Dropping {
-                        // Dropped, but perhaps nobody was told.
-                        held::after_free(arena, seen.line, meta);
-                    }
-                    if entry.change(seen, free) {
-                        break;
-                    }
-                }
-                (Kind::Held, 1) => {
-                    entry.change(seen, seen.with(Kind::Dropping));
-                }
-                (Kind::Dropping, 1) => {
-                    held::free_last(arena, seen.line, generation);
-                    crate::failpoint!("reap.freed");
-                }
-                _ => {
-                    // Shared: clear the record, then subtract; only the one whose swap succeeded does.
-                    if entry.change(seen, free) {
-                        held::release_unrecorded(arena, seen.line, generation);
-                        break;
-                    }
-                }
-            }
+    for entry in lease::entries_of(arena.segment(), dead) {
+        steps::drop_entry(&entry, dead, &Dropper { arena, wave });
+    }
+}
+
+/// One wave of dropping.
+struct Dropper<'a> {
+    arena: &'a Arena,
+    wave: Wave,
+}
+
+impl Reaper<AtomicU64> for Dropper<'_> {
+    fn named(&self, line: u64) -> Named<'_, AtomicU64> {
+        let segment = self.arena.segment();
+        match wave_of(segment, line) {
+            None => Named::Nothing,
+            Some(found) if found != self.wave => Named::NotNow,
+            Some(_) => Named::Line {
+                word: segment.word(line * LINE + counted::WORD),
+                meta: segment
+                    .word(line * LINE + counted::META)
+                    .load(Ordering::Acquire),
+            },
         }
+    }
+
+    fn free_last(&self, line: u64, generation: u64) -> bool {
+        held::free_last(self.arena, line, generation)
+    }
+
+    fn after_free(&self, line: u64, meta: u64) {
+        held::after_free(self.arena, line, meta);
+    }
+
+    fn release_unrecorded(&self, line: u64, generation: u64) {
+        held::release_unrecorded(self.arena, line, generation);
     }
 }

@@ -129,6 +129,11 @@ fn rank_of(worker: &Worker) -> u32 {
     u32::try_from(worker.rank).unwrap_or(u32::MAX)
 }
 
+/// An error that ended a loop in this process, and that its function could not return.
+pub(crate) fn take_unreported() -> Option<String> {
+    shm_core::failure::take_unreported()
+}
+
 /// Whether an error only passes on that another process has failed or has left.
 pub(crate) fn follows_from_a_peer(error: &(dyn std::error::Error + 'static)) -> bool {
     if error.is::<PeerFailure>() {

@@ -24,16 +24,21 @@
 //! }
 //! ```
 //!
-//! This is the facade over five crates, each of which can be used alone:
+//! A message is any serde value that postcard can carry: derive `serde::Serialize` and `serde::Deserialize` for types of
+//! your own. A worker is this program run again without its arguments, which is why `init` comes before anything that
+//! looks at them.
+//!
+//! This is the facade over the crates of the family:
 //!
 //! | crate | what it gives |
 //! |---|---|
-//! | [`shm_core`] | the arena, tensors in it, the processes that take part |
-//! | [`spawn`](mod@spawn_api) | functions run in other processes, supervised, their errors brought home |
-//! | [`mp_queue`] | queues, lanes, events, barriers |
-//! | [`pipeline`] | rings of slots, stages of replicated processes |
+//! | `shm_core` | the arena, tensors in it, the processes that take part |
+//! | `spawn` | functions run in other processes, supervised, their errors brought home |
+//! | `mp_queue` | queues, lanes, events, barriers |
+//! | `pipeline` | rings of slots, stages of replicated processes: [`pipeline::Pipeline`] |
+//! | `cuda_ipc` | whether there is a CUDA device; not re-exported |
 //!
-//! It runs on Linux, on 64-bit machines. It does not reach other machines.
+//! It runs on Linux, on 64-bit machines. It does not reach other machines, restart what failed, or hold device memory.
 #![forbid(unsafe_code)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

@@ -15,9 +15,10 @@ use crate::chunk::{Chunks, State, Use};
 use crate::class::{self, CLASSES};
 use crate::error::{ErrorKind, Result};
 use crate::layout::{LINE, counted, descriptor};
-use crate::lease::{Kind, Leases};
+use crate::lease::Leases;
 use crate::line::{Counted, Mode, Tag};
 use crate::segment::Segment;
+use crate::steps;
 
 mod bury;
 mod hint;
@@ -100,37 +101,22 @@ impl Heap {
                 }
                 Err(error) => return Err(error),
             };
-            leases.record(segment, lease, Kind::Alloc, found.line, found.generation);
-            crate::failpoint!("block.alloc.recorded");
             let word = segment.word(found.line * LINE + counted::WORD);
-            let free = word.load(Ordering::Relaxed);
-            if Counted::from_word(free).count != 0 {
-                leases.clear(segment, lease);
-                continue;
-            }
             // Before it counts: whoever finds the block counted, our reaper say, finds it to be what it is. Nobody
             // but the chunk's owner, under this lock, makes a block anew, so nobody relies on these words now.
-            segment
-                .word(found.line * LINE + counted::LENGTH)
-                .store(bytes, Ordering::Relaxed);
-            segment
-                .word(found.line * LINE + counted::META)
-                .store(Tag::meta_of_block(mode), Ordering::Relaxed);
-            // Acquire: pairs with the release of whoever dropped the block; its accesses are over.
-            if word
-                .compare_exchange(
-                    free,
-                    Counted::new(found.generation, 1).to_word(),
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                )
-                .is_ok()
-            {
-                crate::failpoint!("block.alloc.counted");
-                leases.set(segment, lease, Kind::Held);
+            let prepare = || {
+                segment
+                    .word(found.line * LINE + counted::LENGTH)
+                    .store(bytes, Ordering::Relaxed);
+                segment
+                    .word(found.line * LINE + counted::META)
+                    .store(Tag::meta_of_block(mode), Ordering::Relaxed);
+            };
+            let block = (found.line, found.generation);
+            let entry = leases.entry(segment, lease);
+            if steps::allocate(&entry, self.me.epoch, block, word, prepare) {
                 return Ok(found);
             }
-            leases.clear(segment, lease);
         }
     }
 

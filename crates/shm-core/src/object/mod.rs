@@ -382,6 +382,19 @@ impl Object {
     }
 }
 
+/// What it is and where it was made: what a message about it should say.
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the {} made at {}", self.kind.name(), self.site())?;
+        match self.arrays[0].array {
+            Array::Cells { capacity } | Array::Lane { capacity } => {
+                write!(f, " (room for {capacity})")
+            }
+            Array::None | Array::Slots { .. } => Ok(()),
+        }
+    }
+}
+
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(self.kind.name())
@@ -390,6 +403,7 @@ impl fmt::Debug for Object {
             .finish()
     }
 }
+
 #[inline]
 fn event_at(segment: &Segment, base: u64, index: u64) -> Event<'_, Shared> {
     let line = base + object::EVENTS + index * LINE;

@@ -398,7 +398,7 @@ fn an_end_that_a_dead_participant_was_just_opening_is_opened_by_others() {
         .segment()
         .word(line * crate::layout::LINE + crate::layout::counted::CLAIMANT);
     claim.store(
-        crate::held::claimant(other.me()),
+        crate::steps::claimant(other.me()),
         core::sync::atomic::Ordering::SeqCst,
     );
     assert!(Held::acquire_free(&root, line).unwrap().is_none());

@@ -44,6 +44,14 @@ pub(crate) trait World {
     /// Kills a process that is so many steps into its act; `false`: it can't be killed.
     fn kill(&self, process: usize, state: &mut State<Self::Local, Self::Ghost>) -> bool;
 
+    /// What must hold in every state, also in the middle of acts.
+    ///
+    /// # Errors
+    /// What does not.
+    fn check(&self, _: &State<Self::Local, Self::Ghost>) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Whether all is done. Checked at the end of what is left to run.
     ///
     /// # Errors
@@ -260,6 +268,7 @@ impl<W: World> Search<'_, W> {
         if !self.seen.insert(state.fingerprint()) {
             return Ok(());
         }
+        let fine = self.world.check(&state);
         stack.push(Frame {
             state,
             next: Action::Step {
@@ -269,6 +278,7 @@ impl<W: World> Search<'_, W> {
             moved: false,
             by,
         });
+        fine?;
         // A kill is where progress can be lost for good.
         if matches!(by, None | Some(Action::Kill { .. })) {
             self.comes_to_an_end(state)?;
@@ -303,6 +313,7 @@ impl<W: World> Search<'_, W> {
             for process in 0..state.count {
                 if let Some((outcome, _)) = self.step(&state, process, 0) {
                     state = outcome?;
+                    self.world.check(&state)?;
                     moved = true;
                 }
             }

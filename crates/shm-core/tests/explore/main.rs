@@ -9,6 +9,7 @@ mod leases;
 mod lines;
 mod memory;
 mod queue;
+mod references;
 
 use std::time::Instant;
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use shm_core::sync::{Atomic32, Atomic64, Memory};
 
 /// Words of memory in a world, at most.
-pub(crate) const WORDS: usize = 32;
+pub(crate) const WORDS: usize = 40;
 /// Answers that one act can have got, at most.
 const LOG: usize = 40;
 /// Processes in a world, at most.

@@ -173,6 +173,11 @@ pub(crate) fn word64<V: Variant>() -> U64<V> {
     Word::new(loom::sync::atomic::AtomicU64::new(0))
 }
 
+/// A word that is left out of the model: whatever is written, it holds 0.
+pub(crate) fn left_out64<V: Variant>() -> U64<V> {
+    Word::left_out()
+}
+
 pub(crate) fn word32<V: Variant>() -> <Model<V> as Memory>::U32 {
     Word::new(loom::sync::atomic::AtomicU32::new(0))
 }
