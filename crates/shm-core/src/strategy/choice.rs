@@ -17,7 +17,7 @@ const VARIABLE: &str = "TENSORMP_STRATEGY";
 /// ```
 /// use shm_core::strategy::{FileSystem, Strategy};
 ///
-/// assert_eq!(Strategy::from("file_system"), FileSystem::new().into());
+/// assert_eq!(Strategy::from("file_system"), Strategy::from(FileSystem::new()));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Strategy(Choice);
