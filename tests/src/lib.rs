@@ -23,3 +23,9 @@ pub struct Readme;
 #[doc = include_str!("../../docs/src/tensors.md")]
 #[derive(Debug)]
 pub struct Tensors;
+
+/// How an arena's file comes to be, and names.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/strategies.md")]
+#[derive(Debug)]
+pub struct Strategies;

@@ -15,6 +15,7 @@ use crate::layout::{LINE, counted, descriptor};
 use crate::lease::{self, Kind};
 use crate::line::{Counted, Mode, Tag};
 use crate::message;
+use crate::names;
 use crate::object::{Array, Object};
 use crate::participant::table::rows;
 use crate::word::{CellState, decode};
@@ -49,6 +50,10 @@ impl Arena {
     pub fn audit(&self) -> Audit {
         let segment = self.segment();
         let mut holders: HashMap<(u64, u64), u64> = HashMap::new();
+        // The header is a holder as well.
+        if let Some(names) = names::header_reference(self) {
+            holders.insert(names, 1);
+        }
         for row in rows(segment) {
             let Some((owner, _)) = row.occupant() else {
                 continue;

@@ -40,6 +40,8 @@ mod armed {
 
     /// Every label in this workspace, for tests that go through them all.
     pub const LABELS: &[&str] = &[
+        "attach.entered",
+        "attach.opened",
         "block.alloc.recorded",
         "block.alloc.counted",
         "block.drop.recorded",
@@ -61,6 +63,13 @@ mod armed {
         "line.acquire.claimed",
         "line.acquire.counted",
         "line.acquire.recorded",
+        "named.alone",
+        "named.hidden",
+        "named.left",
+        "names.counted",
+        "names.locked",
+        "names.one_table",
+        "names.two_tables",
         "object.unborn",
         "put.claimed",
         "put.giving",

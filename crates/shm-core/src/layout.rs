@@ -31,6 +31,10 @@ pub(crate) mod header {
     pub(crate) const ID_LOW: u64 = 24;
     /// Second half of the arena's random identity.
     pub(crate) const ID_HIGH: u64 = 32;
+    /// Which boot of the machine the arena was made in, or 0 where that can't be told.
+    pub(crate) const BOOT: u64 = 40;
+    /// Line of the object that holds the published names, or 0; set once. The header counts as a holder of it.
+    pub(crate) const NAMES: u64 = 48;
     /// Rows of the participant table that are committed; grows only.
     pub(crate) const ROWS_HIGH: u64 = 64;
     /// Grows with each join and each burial; watchers look at it.
@@ -69,6 +73,8 @@ pub(crate) mod row {
     pub(crate) const LEASES_HIGH: u64 = 32;
     /// When the participant joined, CLOCK_MONOTONIC nanoseconds.
     pub(crate) const JOINED: u64 = 40;
+    /// `epoch + 1` of the participant that is about to end and needs the arena's name no longer, or less.
+    pub(crate) const LEAVING: u64 = 48;
     /// Where the participant's lease chunks are: chunk number + 1, or 0.
     pub(crate) const DIRECTORY: u64 = 64;
     /// Words in the directory.

@@ -44,6 +44,7 @@ mod lease;
 pub mod letterbox;
 mod line;
 pub mod message;
+pub mod names;
 pub mod object;
 pub mod participant;
 mod reap;
@@ -68,6 +69,7 @@ mod tests;
 
 pub use arena::Arena;
 pub use error::{Error, ErrorKind, Result};
+pub use strategy::{Strategy, all_sharing_strategies, set_sharing_strategy, sharing_strategy};
 pub use tensor::{
     AliasedTensor, AtomicElement, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements,
     ElementsMut, Integer, MAX_DIMS, Number, Shape, SharedTensor, Strided, Tensor, bf16, f16,

@@ -16,6 +16,7 @@ use crate::layout::{LINE, counted, object as object_layout, row};
 use crate::lease::{self, Entry, EntryRef, Kind};
 use crate::object;
 use crate::participant::liveness::{self, Verdict};
+use crate::participant::lock::RowLocks;
 use crate::participant::table::{self, Life, Row, RowState, tag_of};
 use crate::segment::Segment;
 use crate::steps::{self, Named, Reaper};
@@ -26,6 +27,12 @@ pub(crate) fn verdict(arena: &Arena, row: Row<'_>) -> Option<(Owner, RowState, V
     if owner == arena.me() {
         return Some((owner, state, Verdict::Alive));
     }
+    judge(arena.locks(), row)
+}
+
+/// As [`verdict`], by somebody who need not be a participant.
+pub(crate) fn judge(locks: &RowLocks, row: Row<'_>) -> Option<(Owner, RowState, Verdict)> {
+    let (owner, state) = row.occupant()?;
     if state.life == Life::Joining {
         // Its identity may not be written yet. All that is known is its pid, if it is of our namespace; being gone
         // is then certain, and a reused pid leaves the row to a later look.
@@ -40,7 +47,7 @@ pub(crate) fn verdict(arena: &Arena, row: Row<'_>) -> Option<(Owner, RowState, V
     let start_time = row.word(row::START_TIME).load(Ordering::Acquire);
     let namespace = row.word(row::PID_NAMESPACE).load(Ordering::Acquire);
     let verdict = liveness::is_dead(state.pid, start_time, namespace, || {
-        arena.locks().is_held_elsewhere(owner.row).ok()
+        locks.is_held_elsewhere(owner.row).ok()
     });
     // The row may have changed hands while we looked.
     (row.occupant() == Some((owner, state))).then_some((owner, state, verdict))

@@ -77,6 +77,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "an element as the integer of its atomic",
     ),
     (
+        "crates/shm-core/src/strategy/file_system/exit.rs",
+        "registers the exit handler by which the last process removes a named arena",
+    ),
+    (
         "crates/shm-core/src/tensor/dynamic.rs",
         "calls what places a received storage in a tensor",
     ),

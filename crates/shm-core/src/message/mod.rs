@@ -18,7 +18,6 @@ pub(crate) use encode::Pin;
 #[cfg(test)]
 pub(crate) use encode::Pins;
 pub use encode::{EncodeError, Outgoing, encode};
-#[cfg(test)]
 pub(crate) use parse::What;
 pub(crate) use parse::{FORM_SLOT, Parsed, parse};
 pub(crate) use serde::{

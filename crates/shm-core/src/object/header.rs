@@ -26,6 +26,10 @@ pub enum ObjectKind {
     Ring,
     /// A barrier.
     Barrier,
+    /// The names of an arena.
+    Names,
+    /// A value that has a name.
+    Published,
 }
 
 impl ObjectKind {
@@ -36,6 +40,8 @@ impl ObjectKind {
             Self::Event => 3,
             Self::Ring => 4,
             Self::Barrier => 5,
+            Self::Names => 32,
+            Self::Published => 33,
         }
     }
 
@@ -46,6 +52,8 @@ impl ObjectKind {
             3 => Self::Event,
             4 => Self::Ring,
             5 => Self::Barrier,
+            32 => Self::Names,
+            33 => Self::Published,
             _ => return None,
         })
     }
@@ -57,6 +65,8 @@ impl ObjectKind {
             Self::Event => "event",
             Self::Ring => "ring",
             Self::Barrier => "barrier",
+            Self::Names => "table of names",
+            Self::Published => "published value",
         }
     }
 }

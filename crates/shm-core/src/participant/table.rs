@@ -262,6 +262,7 @@ fn fill_in(row: Row<'_>, who: Identity) {
         (row::LEASES_HIGH, 0),
         (row::JOINED, now_ns()),
         (row::WAITING_FOR, 0),
+        (row::LEAVING, 0),
     ] {
         row.word(field).store(value, Ordering::Relaxed);
     }

@@ -224,7 +224,10 @@ fn a_child_killed_at_any_step_is_buried_and_loses_at_most_what_it_had_in_hand() 
     if rerun(NAME).is_none() {
         return live();
     }
-    for label in LABELS {
+    // What names an arena and the things in it is gone through by tests of its own.
+    let elsewhere = ["attach.", "named.", "names."];
+    let here = |label: &&&str| !elsewhere.iter().any(|prefix| label.starts_with(prefix));
+    for label in LABELS.iter().filter(here) {
         for nth in [1, 4] {
             let after = die_at(NAME, label, nth);
             assert!(after.killed || nth > 1, "{label} was never reached");

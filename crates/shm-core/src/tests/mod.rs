@@ -4,6 +4,7 @@ mod death;
 mod garbage;
 mod heap;
 mod limits;
+mod names;
 mod transfer;
 mod wire;
 
@@ -63,4 +64,20 @@ fn assert_clean(arena: &Arena) {
 fn assert_empty(arena: &Arena) {
     assert_clean(arena);
     assert_eq!(arena.audit().lines, 0);
+}
+
+/// Tells a child where the arena of its parent is.
+fn lend(command: &mut std::process::Command, arena: &Arena) {
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&arena.as_fd());
+    command.env(
+        "TEST_ARENA",
+        format!("/proc/{}/fd/{fd}", std::process::id()),
+    );
+}
+
+/// The file of the parent's arena, in the child.
+fn lent() -> std::os::fd::OwnedFd {
+    let path = std::env::var("TEST_ARENA").unwrap();
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).write(true).open(path).unwrap().into()
 }
