@@ -1,9 +1,31 @@
-//! Tests across crates. The library itself holds nothing but the README and those pages of the book that hold Rust, so that
-//! rustdoc compiles and runs their blocks; the tests with child processes are in `tests/`, their helper programs in
-//! `src/bin/`.
+//! Tests across crates. The library holds the harness under which tests with child processes run, and the README and those pages of
+//! the book that hold Rust, so that rustdoc compiles and runs their blocks; the tests with child processes are in `tests/`, their
+//! helper programs in `src/bin/`.
+
+mod harness;
+mod look;
+mod receipts;
+
+pub use harness::{Test, allow_leaks, main, main_with_scenes, play};
+pub use look::{
+    children, children_of, exists, kill, name_of, pidfd, resume, see_stopped, stop, wait_for_end,
+};
+pub use receipts::{Account, Pen, Receipts, Writer};
 
 /// The first page of the repository.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 #[derive(Debug)]
 pub struct Readme;
+
+/// The page about tensors.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/tensors.md")]
+#[derive(Debug)]
+pub struct Tensors;
+
+/// How an arena's file comes to be, and names.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/strategies.md")]
+#[derive(Debug)]
+pub struct Strategies;

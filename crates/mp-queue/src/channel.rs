@@ -10,7 +10,7 @@ use shm_core::arena::Arena;
 use shm_core::failure::PeerFailure;
 use shm_core::message::{self, Incoming, Outgoing};
 use shm_core::object::{Array, Object, ObjectKind};
-use shm_core::slots::{Loan, META_WORDS, Seat, Slots, Taken};
+use shm_core::slots::Taken;
 use shm_core::transfer::{Get, Put};
 
 use crate::error::{Error, ErrorKind, PutError, Result};
@@ -65,8 +65,13 @@ impl Channel {
         self.policy = policy;
     }
 
-    /// Encodes and puts a value, waiting until `deadline` for room.
-    pub(crate) fn put<T>(&self, value: T, deadline: Deadline) -> Result<(), PutError<T>>
+    /// Encodes and puts a value, waiting until `deadline` for room. `put` puts through the caller's end.
+    pub(crate) fn put<T>(
+        &self,
+        value: T,
+        deadline: Deadline,
+        mut put: impl FnMut(&mut Outgoing) -> shm_core::Result<Put>,
+    ) -> Result<(), PutError<T>>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -74,32 +79,20 @@ impl Channel {
             Ok(message) => message,
             Err(failed) => return Err(PutError::new(failed.error.into(), failed.value)),
         };
-        self.put_encoded(&mut message, deadline)
+        self.put_with(deadline, || put(&mut message))
             .map_err(|error| PutError::new(error, message.decode().ok()))
     }
 
-    /// Puts a message, waiting until `deadline` for room. Afterwards the message is empty; on an error it is whole.
-    ///
-    /// # Errors
-    /// As [`Sender::put`](crate::Sender::put).
-    pub fn put_encoded(&self, message: &mut Outgoing, deadline: Deadline) -> Result<()> {
-        self.put_with(deadline, |object| object.try_put(0, message))
-    }
-
-    /// Hands a slot over, waiting for a cell: only for others that are about to leave theirs. On success the loan is spent.
+    /// Waits until `deadline` for `put` to find room, and tells who waits for messages. `put` puts through the caller's
+    /// end of this channel.
     ///
     /// # Errors
     /// As [`Sender::put`](crate::Sender::put).
     #[inline]
-    pub fn put_slot(&self, slots: &Slots, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<()> {
-        self.put_with(Deadline::Never, |_| slots.put(0, loan, meta))
-    }
-
-    #[inline]
-    fn put_with(
+    pub fn put_with(
         &self,
         deadline: Deadline,
-        mut put: impl FnMut(&Object) -> shm_core::Result<Put>,
+        mut put: impl FnMut() -> shm_core::Result<Put>,
     ) -> Result<()> {
         // The other side is nearly always there and the cell free: no look at the clock, no closure of `wait`.
         match self.attempt_put(&mut put, false) {
@@ -113,7 +106,7 @@ impl Channel {
     fn put_later(
         &self,
         deadline: Deadline,
-        mut put: impl FnMut(&Object) -> shm_core::Result<Put>,
+        mut put: impl FnMut() -> shm_core::Result<Put>,
     ) -> Result<()> {
         let mut attempt = |slow: bool| match self.attempt_put(&mut put, slow) {
             Ok(Tried::Done) => Some(Ok(())),
@@ -124,14 +117,14 @@ impl Channel {
             return attempt(true).unwrap_or_else(|| {
                 Err(Error::new(
                     ErrorKind::Full,
-                    format!("no room in {:?} now", self.object),
+                    format!("no room in {} now", self.object),
                 ))
             });
         };
         self.wait(NOT_FULL, deadline, attempt).unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
-                format!("no room in {:?} before the deadline", self.object),
+                format!("no room in {} before the deadline", self.object),
             ))
         })
     }
@@ -139,22 +132,19 @@ impl Channel {
     #[inline]
     fn attempt_put(
         &self,
-        put: &mut impl FnMut(&Object) -> shm_core::Result<Put>,
+        put: &mut impl FnMut() -> shm_core::Result<Put>,
         slow: bool,
     ) -> Result<Tried> {
         if self.object.end_count(CONSUMERS) == 0 {
             return Err(self.why_gone(CONSUMERS, "putting a message"));
         }
-        match put(&self.object)? {
+        match put()? {
             Put::Done(position) => {
                 self.notify(NOT_EMPTY);
                 // A wake that was meant for several is passed on.
                 if self.has_cells()
                     && self.is_awaited(NOT_FULL)
-                    && self
-                        .object
-                        .cells(0)
-                        .is_ok_and(|cells| cells.next_is_free(position))
+                    && self.object.next_is_free(position)
                 {
                     self.notify(NOT_FULL);
                 }
@@ -162,7 +152,7 @@ impl Channel {
             }
             Put::Closed => Err(Error::new(
                 ErrorKind::Closed,
-                format!("putting a message: {:?} was closed", self.object),
+                format!("putting a message: {} was closed", self.object),
             )),
             Put::Full | Put::Pending(_) => {
                 if slow && let Some(failure) = self.object.failure() {
@@ -183,46 +173,16 @@ impl Channel {
         self.object.event(event).anyone_waiting()
     }
 
-    /// Takes the next message, waiting until `deadline` for one. `seen_orphans` is the consumer's own, 0 at first.
-    ///
-    /// # Errors
-    /// As [`Receiver::get`](crate::Receiver::get).
-    pub fn get_encoded(&self, seen_orphans: &mut u64, deadline: Deadline) -> Result<Incoming> {
-        self.get_with(deadline, |object| {
-            Ok(match object.try_get(0, seen_orphans)? {
-                Get::Message(message, position) => Got::Message(message, position),
-                Get::Empty | Get::Pending(_) => Got::NotNow,
-                Get::Drained => Got::Drained,
-            })
-        })
-    }
-
-    /// Borrows the next slot into a seat, waiting until `deadline` for one. `seen_orphans` is the consumer's own, 0 at first.
+    /// Waits until `deadline` for `get` to find a message, and tells who waits for room. `get` takes through the caller's
+    /// end of this channel.
     ///
     /// # Errors
     /// As [`Receiver::get`](crate::Receiver::get).
     #[inline]
-    pub fn get_slot(
-        &self,
-        slots: &Slots,
-        seat: &mut Seat,
-        seen_orphans: &mut u64,
-        deadline: Deadline,
-    ) -> Result<()> {
-        self.get_with(deadline, |_| {
-            Ok(match slots.take(0, seat, seen_orphans)? {
-                Taken::Slot(position) => Got::Message((), position),
-                Taken::NotNow => Got::NotNow,
-                Taken::Drained => Got::Drained,
-            })
-        })
-    }
-
-    #[inline]
-    fn get_with<R>(
+    pub fn get_with<R>(
         &self,
         deadline: Deadline,
-        mut get: impl FnMut(&Object) -> shm_core::Result<Got<R>>,
+        mut get: impl FnMut() -> shm_core::Result<Got<R>>,
     ) -> Result<R> {
         let mut attempt = |slow: bool| self.attempt_get(&mut get, slow).transpose();
         if let Some(answer) = attempt(false) {
@@ -232,7 +192,7 @@ impl Channel {
             return attempt(true).unwrap_or_else(|| {
                 Err(Error::new(
                     ErrorKind::Empty,
-                    format!("nothing in {:?} now", self.object),
+                    format!("nothing in {} now", self.object),
                 ))
             });
         };
@@ -248,7 +208,7 @@ impl Channel {
         .unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
-                format!("nothing came into {:?} before the deadline", self.object),
+                format!("nothing came into {} before the deadline", self.object),
             ))
         })
     }
@@ -256,11 +216,11 @@ impl Channel {
     #[inline]
     fn attempt_get<R>(
         &self,
-        get: &mut impl FnMut(&Object) -> shm_core::Result<Got<R>>,
+        get: &mut impl FnMut() -> shm_core::Result<Got<R>>,
         slow: bool,
     ) -> Result<Option<R>> {
         loop {
-            match get(&self.object)? {
+            match get()? {
                 Got::Message(message, position) => {
                     self.after_get(position);
                     return Ok(Some(message));
@@ -292,23 +252,20 @@ impl Channel {
             return;
         }
         self.notify(NOT_FULL);
-        if self.is_awaited(NOT_EMPTY)
-            && self
-                .object
-                .cells(0)
-                .is_ok_and(|cells| cells.next_is_ready(position))
-        {
+        if self.is_awaited(NOT_EMPTY) && self.object.next_is_ready(position) {
             self.notify(NOT_EMPTY);
         }
     }
 
     fn why_drained(&self) -> Error {
-        if self.object.bereaved().is_some() || self.object.failure().is_some() {
+        // A holder that died may have been about to put: say why it died rather than that all is well.
+        let died = self.object.bereaved().is_some() && self.object.supervisor().is_some();
+        if died || self.object.failure().is_some() {
             return self.why_gone(PRODUCERS, "waiting for a message");
         }
         Error::new(
             ErrorKind::Closed,
-            format!("{:?} is closed and empty", self.object),
+            format!("{} is closed and empty", self.object),
         )
     }
 
@@ -323,7 +280,15 @@ impl Channel {
         let departed = || {
             let (rank, pid) = self.object.departed().filter(|_| end == CONSUMERS)?;
             let cause = "returned, and with it went the last receiver of the queue".into();
-            Some(Error::peer_failed(PeerFailure { rank, pid, cause }, doing))
+            Some(Error::peer_failed(
+                PeerFailure {
+                    rank,
+                    pid,
+                    name: String::new(),
+                    cause,
+                },
+                doing,
+            ))
         };
         if let Some(error) = said() {
             return error;
@@ -347,8 +312,9 @@ impl Channel {
             let cause = "died while it held the queue".into();
             return Error::peer_failed(
                 PeerFailure {
-                    rank: 0,
+                    rank: PeerFailure::UNKNOWN_RANK,
                     pid,
+                    name: String::new(),
                     cause,
                 },
                 doing,
@@ -361,39 +327,25 @@ impl Channel {
         };
         Error::new(
             ErrorKind::Closed,
-            format!("{doing}: every {side} of {:?} is gone", self.object),
+            format!("{doing}: every {side} of {} is gone", self.object),
         )
     }
 
     /// Takes no more messages.
     pub fn close(&self) {
-        if let Ok(cells) = self.object.cells(0) {
-            cells.close();
-        } else if let Ok(lane) = self.object.lane(0) {
-            lane.close();
-        }
-        self.object.notify_all();
+        self.object.close();
     }
 
     /// Whether [`close`](Self::close) was called.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.object
-            .cells(0)
-            .map(|cells| cells.is_closed())
-            .or_else(|_| self.object.lane(0).map(|lane| lane.is_closed()))
-            .unwrap_or(true)
+        self.object.is_closed()
     }
 
     /// About how many messages there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        let len = self
-            .object
-            .cells(0)
-            .map(|cells| cells.len())
-            .or_else(|_| self.object.lane(0).map(|lane| lane.len()));
-        len.unwrap_or(0) as usize
+        self.object.len() as usize
     }
 
     /// Whether [`len`](Self::len) is 0.
@@ -434,11 +386,35 @@ enum Tried {
     NotNow,
 }
 
-enum Got<R> {
-    /// With its position.
+/// What a look for a message came to.
+#[derive(Debug)]
+pub enum Got<R> {
+    /// A message, and its position.
     Message(R, u64),
+    /// There is none now.
     NotNow,
+    /// Closed, and nothing is left.
     Drained,
+}
+
+impl From<Get> for Got<Incoming> {
+    fn from(get: Get) -> Self {
+        match get {
+            Get::Message(message, position) => Self::Message(message, position),
+            Get::Empty | Get::Pending(_) => Self::NotNow,
+            Get::Drained => Self::Drained,
+        }
+    }
+}
+
+impl From<Taken> for Got<()> {
+    fn from(taken: Taken) -> Self {
+        match taken {
+            Taken::Slot(position) => Self::Message((), position),
+            Taken::NotNow => Self::NotNow,
+            Taken::Drained => Self::Drained,
+        }
+    }
 }
 
 impl fmt::Debug for Channel {

@@ -2,8 +2,9 @@
 //!
 //! State is in shared memory and a wake is only a hint, so every wait is a loop around an attempt. Spinning pays when
 //! the other side answers within microseconds and a core is free for it; it never pays with more participants than
-//! cores. The time spent spinning follows what spinning has brought so far. A sleep lasts half a second at most:
-//! then the waiter looks for itself whether those it waits for are still alive.
+//! cores: there the waiter gives its core away a few times instead, so that the other side can go on without being
+//! woken for each message. The time spent spinning follows what spinning has brought so far. A sleep lasts half a
+//! second at most: then the waiter looks for itself whether those it waits for are still alive.
 
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
@@ -21,6 +22,8 @@ const LONG: Duration = Duration::from_secs(10);
 /// Bounds of the time spent spinning: about one wake across cores, and next to nothing.
 const SPIN_MOST_NS: u64 = 50_000;
 const SPIN_LEAST_NS: u64 = 1_000;
+/// How often a waiter without a core to spin on gives its own away before it sleeps.
+const YIELDS: u32 = 8;
 
 /// Rounds of spinning without a pause between two looks: what comes within microseconds is seen at once.
 const BARE_ROUNDS: u32 = 16;
@@ -138,6 +141,14 @@ pub(crate) fn wait<R>(
         }
         let spin = SPIN_NS.load(Ordering::Relaxed);
         SPIN_NS.store((spin / 2).max(SPIN_LEAST_NS), Ordering::Relaxed);
+    }
+    if limit == 0 && policy == WaitPolicy::Adaptive {
+        for _ in 0..YIELDS {
+            if let Some(answer) = attempt(false) {
+                return Some(answer);
+            }
+            std::thread::yield_now();
+        }
     }
     park(object, event, deadline, attempt)
 }

@@ -13,11 +13,11 @@ use mp_queue::{Deadline, ErrorKind as QueueErrorKind, WaitPolicy};
 use serde::{Deserialize, Serialize};
 use shm_core::arena::Arena;
 use shm_core::clock::now_ns;
-use shm_core::moved::Moved;
-use shm_core::object::{Array, End, ObjectKind};
+use shm_core::object::{Array, ObjectKind};
 use shm_core::slots::Slots;
 
 use crate::error::{Error, Result};
+use crate::ring_end::RingEnd;
 use crate::slot::{Borrowed, Slot};
 use crate::spec::{Layout, TensorSpec};
 
@@ -98,8 +98,8 @@ pub fn ring_in(
         [messages, Array::Slots { count: slots }],
     )?;
     let slots = Slots::create(channel.object(), 1, layout.bytes)?;
-    let producers = channel.object().end(PRODUCERS)?;
-    let consumers = channel.object().end(CONSUMERS)?;
+    let producers = RingEnd::of(&channel, PRODUCERS)?;
+    let consumers = RingEnd::of(&channel, CONSUMERS)?;
     let side = Side {
         slots,
         channel,
@@ -112,40 +112,19 @@ pub fn ring_in(
         next: 0,
         timed: false,
     };
-    Ok((
-        producer,
-        Consumer {
-            end: consumers,
-            side,
-            seen_orphans: 0,
-            timed: false,
-        },
-    ))
-}
-
-impl Side {
-    fn topology(&self) -> Topology {
-        match self.channel.object().array(0) {
-            Array::Lane { .. } => Topology::OneToOne,
-            _ => Topology::Replicas,
-        }
-    }
-
-    /// Both sides may be shared only where the messages travel through cells.
-    fn check_sharable(&self) -> Result<()> {
-        match self.topology() {
-            Topology::Replicas => Ok(()),
-            Topology::OneToOne => Err(Error::invalid(
-                "a ring made for one producer and one consumer was to be shared by several; make it with Topology::Replicas",
-            )),
-        }
-    }
+    let consumer = Consumer {
+        end: consumers,
+        side,
+        seen_orphans: 0,
+        timed: false,
+    };
+    Ok((producer, consumer))
 }
 
 /// The writing side of a ring.
 #[derive(Debug)]
 pub struct Producer {
-    end: End,
+    end: RingEnd,
     side: Side,
     /// Where the next search for a free slot begins.
     next: u32,
@@ -246,10 +225,18 @@ impl Producer {
         if self.timed {
             meta.published_ns = now_ns();
         }
-        let side = &self.side;
-        Ok(side
-            .channel
-            .put_slot(&side.slots, &mut slot.loan, &meta.to_words())?)
+        let (meta, loan) = (meta.to_words(), &mut slot.loan);
+        let Side { slots, channel, .. } = &self.side;
+        // There are as many cells as slots: a full ring is one whose last taker is about to leave its cell.
+        match &mut self.end {
+            RingEnd::Shared(end) => {
+                channel.put_with(Deadline::Never, || slots.put(end, loan, &meta))?;
+            }
+            RingEnd::Lone(end) => {
+                channel.put_with(Deadline::Never, || slots.put_lane_end(end, loan, &meta))?;
+            }
+        }
+        Ok(())
     }
 
     /// How many slots the ring has.
@@ -275,6 +262,13 @@ impl Producer {
         self.side.slots.touch();
     }
 
+    /// Whether no consumer is left, though no process has failed: nobody wants any more.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        let object = self.side.channel.object();
+        object.end_count(CONSUMERS) == 0 && object.failure().is_none()
+    }
+
     /// Publishes no more; consumers get what is on its way and then the end.
     pub fn close(&self) {
         self.side.channel.close();
@@ -285,9 +279,8 @@ impl Producer {
     /// # Errors
     /// For a ring made for one producer.
     pub fn try_clone(&self) -> Result<Self> {
-        self.side.check_sharable()?;
         Ok(Self {
-            end: self.end.clone(),
+            end: self.end.try_clone()?,
             side: self.side.clone(),
             next: 0,
             timed: self.timed,
@@ -313,7 +306,7 @@ impl Producer {
 /// The reading side of a ring.
 #[derive(Debug)]
 pub struct Consumer {
-    end: End,
+    end: RingEnd,
     side: Side,
     seen_orphans: u64,
     /// Whether borrowed slots say when that was.
@@ -356,7 +349,16 @@ impl Consumer {
         // Before the wait, like all else that need not come after it.
         let layout = Arc::clone(layout);
         let mut seat = slots.seat()?;
-        match channel.get_slot(slots, &mut seat, &mut self.seen_orphans, deadline) {
+        let seen = &mut self.seen_orphans;
+        let taken = match &mut self.end {
+            RingEnd::Shared(end) => {
+                channel.get_with(deadline, || Ok(slots.take(end, &mut seat, seen)?.into()))
+            }
+            RingEnd::Lone(end) => {
+                channel.get_with(deadline, || Ok(slots.take_lane_end(end, &mut seat)?.into()))
+            }
+        };
+        match taken {
             Ok(()) => Ok(Some(Borrowed {
                 borrow: seat.into_borrow(),
                 layout,
@@ -395,9 +397,8 @@ impl Consumer {
     /// # Errors
     /// For a ring made for one consumer.
     pub fn try_clone(&self) -> Result<Self> {
-        self.side.check_sharable()?;
         Ok(Self {
-            end: self.end.clone(),
+            end: self.end.try_clone()?,
             side: self.side.clone(),
             seen_orphans: 0,
             timed: self.timed,
@@ -429,31 +430,21 @@ mod wire {
     use super::*;
 
     fn serialize<S: Serializer>(
-        end: &End,
+        end: &RingEnd,
         side: &Side,
         timed: bool,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        let (shared, moved) = match side.topology() {
-            Topology::Replicas => (Some(end), None),
-            Topology::OneToOne => (None, Some(Moved(end))),
-        };
-        (shared, moved, &side.slots, &*side.specs, timed).serialize(serializer)
+        (end, &side.slots, &*side.specs, timed).serialize(serializer)
     }
 
     fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
         index: u64,
-    ) -> Result<(End, Side, bool), D::Error> {
+    ) -> Result<(RingEnd, Side, bool), D::Error> {
         use serde::de::Error as _;
-        type Parts = (
-            Option<End>,
-            Option<Moved<End>>,
-            Slots,
-            Vec<TensorSpec>,
-            bool,
-        );
-        let (shared, moved, slots, specs, timed) = Parts::deserialize(deserializer)?;
+        type Parts = (RingEnd, Slots, Vec<TensorSpec>, bool);
+        let (end, slots, specs, timed) = Parts::deserialize(deserializer)?;
         let layout = Layout::of(&specs).map_err(D::Error::custom)?;
         let object = slots.object().clone();
         object.expect(ObjectKind::Ring).map_err(D::Error::custom)?;
@@ -463,16 +454,12 @@ mod wire {
             specs: Arc::new(specs),
             layout: Arc::new(layout),
         };
-        let end = match side.topology() {
-            Topology::Replicas => shared,
-            Topology::OneToOne => moved.map(|moved| moved.0),
-        };
-        let fits = side.layout.bytes <= side.slots.slot_bytes();
-        end.filter(|end| fits && end.is_of(side.channel.object(), index))
-            .map(|end| (end, side, timed))
-            .ok_or_else(|| {
-                D::Error::custom("the parts of a ring that arrived do not belong together")
-            })
+        if side.layout.bytes > side.slots.slot_bytes() || !end.is_of(&side.channel, index) {
+            return Err(D::Error::custom(
+                "the parts of a ring that arrived do not belong together",
+            ));
+        }
+        Ok((end, side, timed))
     }
 
     impl Serialize for Producer {

@@ -9,18 +9,24 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::cells::Owner;
 use crate::error::{Error, ErrorKind, Result};
-use crate::heap::Heap;
-use crate::layout::{self, PAGE, header};
+use crate::heap::{self, Heap};
+use crate::layout::header;
 use crate::lease::Leases;
-use crate::participant::liveness::Identity;
+use crate::participant::liveness::{Identity, Verdict};
 use crate::participant::lock::RowLocks;
 use crate::participant::record::{self, Record, Recorder};
 use crate::participant::table::{self, Row, rows};
 use crate::reap;
-use crate::room::{Limits, SystemLimits};
-use crate::segment::{Capacity, Segment};
-use crate::strategy::{FileDescriptor, SharingStrategy};
+use crate::room::SystemLimits;
+use crate::segment::Segment;
+use crate::strategy::{self, Strategy, file_system};
 use crate::watcher::Watcher;
+
+mod attach;
+mod builder;
+
+pub use builder::Builder;
+pub(crate) use builder::{check_header, this_boot};
 
 /// A handle to an arena that this process takes part in. Clones are cheap and name the same arena.
 ///
@@ -42,6 +48,9 @@ pub(crate) struct Inner {
     heap: Heap,
     locks: RowLocks,
     watcher: OnceLock<Option<Watcher>>,
+    strategy: Strategy,
+    /// Whether the file has to be removed by the last to leave.
+    named: bool,
     /// One thread of this process reaps at a time; across processes the row's reaper word decides.
     reaping: Mutex<()>,
 }
@@ -54,73 +63,32 @@ static CURRENT: RwLock<Option<Arena>> = RwLock::new(None);
 pub struct Stats {
     /// Bytes of address space reserved.
     pub capacity: u64,
-    /// Bytes of chunks for which memory was taken.
+    /// Bytes for which memory was taken, control structures aside.
     pub committed: u64,
+    /// Bytes of blocks that somebody holds.
+    pub live: u64,
+    /// Bytes that were taken and hold no block: kept for the next allocation.
+    pub cached: u64,
+    /// Blocks that somebody holds: tensors, messages, queues.
+    pub blocks: u64,
     /// Participants that are alive.
     pub participants: u64,
 }
 
-/// Chooses how an arena is made.
-#[derive(Debug)]
-pub struct Builder {
-    capacity: Capacity,
-    limits: Arc<dyn Limits>,
+/// This process's arena, if it has one already.
+pub(crate) fn current_if_any() -> Option<Arena> {
+    CURRENT.read().clone()
 }
 
-impl Builder {
-    /// Address space to reserve, in bytes; final. The default is 64 GiB or twice the machine's memory,
-    /// whichever is more, halved where the system refuses.
-    #[must_use]
-    pub fn capacity(mut self, bytes: u64) -> Self {
-        self.capacity = Capacity::exactly(bytes);
-        self
-    }
-
-    /// Where the limits on memory come from; tests state them.
-    #[must_use]
-    pub fn limits(mut self, limits: Arc<dyn Limits>) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// Makes the arena. This process is its first participant.
-    ///
-    /// # Errors
-    /// `OutOfRoom`, `Unsupported`, `DescriptorLimit` or what else the system answers.
-    pub fn create(self) -> Result<Arena> {
-        let segment = Segment::create(&FileDescriptor, self.capacity, self.limits)?;
-        let capacity = segment.capacity();
-        if layout::chunk_count(capacity) < 8 {
-            return Err(Error::new(
-                ErrorKind::Layout,
-                format!(
-                    "an arena of {} is too small; make it at least 64 MiB",
-                    crate::error::Bytes(capacity)
-                ),
-            ));
+/// Does what must come before this process has an arena; else answers the one it has.
+pub(crate) fn before_current(act: impl FnOnce()) -> Result<(), Arena> {
+    let current = CURRENT.write();
+    match &*current {
+        Some(arena) => Err(arena.clone()),
+        None => {
+            act();
+            Ok(())
         }
-        segment.commit(0, PAGE)?;
-        let mut id = [0; 16];
-        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
-            .map_err(|errno| Error::system("getrandom", errno, "giving the arena an identity"))?;
-        let (low, high) = (
-            u128::from_ne_bytes(id) as u64,
-            (u128::from_ne_bytes(id) >> 64) as u64,
-        );
-        segment
-            .word(header::VERSION)
-            .store(layout::VERSION, Ordering::Relaxed);
-        segment
-            .word(header::CAPACITY)
-            .store(capacity, Ordering::Relaxed);
-        segment.word(header::ID_LOW).store(low, Ordering::Relaxed);
-        segment.word(header::ID_HIGH).store(high, Ordering::Relaxed);
-        table::commit_rows(&segment, 0)?;
-        // Release: who sees the magic sees a whole header.
-        segment
-            .word(header::MAGIC)
-            .store(layout::MAGIC, Ordering::Release);
-        Arena::enter(segment)
     }
 }
 
@@ -128,10 +96,7 @@ impl Arena {
     /// Starts to make an arena with other than default properties.
     #[must_use]
     pub fn builder() -> Builder {
-        Builder {
-            capacity: Capacity::default(),
-            limits: SystemLimits::shared(),
-        }
+        Builder::new()
     }
 
     /// The arena of this process: the one it was given when it was spawned, or one made at the first call.
@@ -160,7 +125,7 @@ impl Arena {
         if current.is_some() {
             return Err(Error::new(
                 ErrorKind::TooLate,
-                "this process has its arena already: it was made when the first tensor or queue was; set another one before that",
+                "this process has its arena already: it was made when the first tensor or queue was; in a spawned process, call `init()` before anything else in `main`",
             ));
         }
         *current = Some(arena);
@@ -173,54 +138,27 @@ impl Arena {
     /// `NotAnArena`, `WrongVersion`, `Size`, `Layout` for a file that is not one of ours or not of this version;
     /// `ParticipantsFull`; `OutOfRoom` when the address space does not hold it.
     pub fn join(descriptor: OwnedFd) -> Result<Self> {
-        let backing = FileDescriptor.adopt(descriptor)?;
-        let segment = Segment::open(backing, SystemLimits::shared())?;
-        if segment.capacity() < PAGE
-            || segment.word(header::MAGIC).load(Ordering::Acquire) != layout::MAGIC
-        {
-            return Err(Error::new(
-                ErrorKind::NotAnArena,
-                "the descriptor is a sealed file, but no arena: its first word is not the magic",
-            ));
-        }
-        let version = segment.word(header::VERSION).load(Ordering::Relaxed);
-        if version != layout::VERSION {
-            return Err(Error::new(
-                ErrorKind::WrongVersion {
-                    found: version as u32,
-                    wanted: layout::VERSION as u32,
-                },
-                format!(
-                    "the arena has layout version {version}, this build reads {}; build all processes with one version of tensormp",
-                    layout::VERSION
-                ),
-            ));
-        }
-        let written = segment.word(header::CAPACITY).load(Ordering::Relaxed);
-        if written != segment.capacity() || layout::chunk_count(written) < 8 {
-            return Err(Error::new(
-                ErrorKind::Size,
-                format!(
-                    "the arena says it has {written} bytes, its file has {}",
-                    segment.capacity()
-                ),
-            ));
-        }
-        Self::enter(segment)
+        let (strategy, backing) = strategy::adopt(descriptor)?;
+        let segment = Segment::open_any(backing, SystemLimits::shared())?;
+        check_header(&segment, "the received descriptor")?;
+        Self::enter(segment, strategy)
     }
 
     /// Takes a row and makes this process a participant.
-    fn enter(segment: Segment) -> Result<Self> {
+    fn enter(segment: Segment, strategy: Strategy) -> Result<Self> {
         let who = Identity::of_self()?;
         // Lock bytes lie behind the file's end: nothing else looks there.
         let locks = RowLocks::open(segment.as_fd(), segment.capacity())?;
-        let me = table::join(&segment, who)?;
         // A hint only: without it others still see our pid.
-        let _ = locks.try_lock(me.row);
-        table::enter(&segment, me, who);
+        let me = table::join(&segment, who, |row| drop(locks.try_lock(row)))?;
         let id = [header::ID_LOW, header::ID_HIGH]
             .map(|field| segment.word(field).load(Ordering::Relaxed));
+        let named = strategy
+            .get()
+            .is_ok_and(|strategy| strategy.outlives_processes());
         let inner = Inner {
+            strategy,
+            named,
             me,
             id,
             leases: Leases::new(me),
@@ -230,7 +168,26 @@ impl Arena {
             reaping: Mutex::new(()),
             segment,
         };
-        Ok(Self(Arc::new(inner)))
+        let arena = Self(Arc::new(inner));
+        if named {
+            file_system::exit::register(&arena);
+        }
+        Ok(arena)
+    }
+
+    /// The strategy by which its file was made.
+    #[must_use]
+    pub fn strategy(&self) -> &Strategy {
+        &self.0.strategy
+    }
+
+    /// Where its file is, for an arena that has a name, until it is removed.
+    #[must_use]
+    pub fn path(&self) -> Option<std::path::PathBuf> {
+        self.0
+            .named
+            .then(|| file_system::name_now(self.as_fd()))
+            .flatten()
     }
 
     /// This process's row and epoch.
@@ -246,17 +203,28 @@ impl Arena {
         Arc::ptr_eq(&self.0, &other.0) || self.0.id == other.0.id
     }
 
-    /// Numbers about the arena.
+    /// Numbers about the arena. Looks at every block, so it takes time in proportion to their number.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        let usage = heap::usage(self.segment());
         Stats {
             capacity: self.segment().capacity(),
-            committed: self
-                .segment()
-                .word(header::COMMITTED)
-                .load(Ordering::Relaxed),
+            committed: usage.committed,
+            live: usage.live,
+            cached: usage.committed.saturating_sub(usage.live),
+            blocks: usage.blocks,
             participants: self.participants(),
         }
+    }
+
+    /// Gives the memory of what is unused back to the system: this process's free blocks, as far as whole chunks of 2
+    /// MiB hold nothing else, and what dead participants left. Returns how many bytes that were. Allocations do this
+    /// by themselves when a limit is reached.
+    pub fn trim(&self) -> u64 {
+        if self.is_forked() {
+            return 0;
+        }
+        self.heap().trim(self.segment())
     }
 
     /// Participants that are alive.
@@ -295,22 +263,41 @@ impl Arena {
     }
 
     /// Reaps a participant that is known to be dead, because its process was waited for. What it held goes back,
-    /// and whoever waits for it hears of it. Nothing happens when somebody else has done so.
+    /// and whoever waits for it hears of it. Nothing happens when somebody else has done so, or when the process is
+    /// seen alive after all.
     pub fn bury(&self, dead: Owner) {
         if self.is_forked() || dead == self.me() {
             return;
         }
+        let verdict = Row::get(self.segment(), dead.row).and_then(|row| reap::verdict(self, row));
+        match verdict {
+            Some((owner, _, verdict)) if owner == dead => {
+                if verdict == Verdict::Alive {
+                    tracing::error!(?dead, "a participant that is alive was to be buried");
+                    return;
+                }
+            }
+            _ => return,
+        }
+        self.bury_for_certain(dead);
+    }
+
+    /// Reaps a participant whatever its process does.
+    pub(crate) fn bury_for_certain(&self, dead: Owner) {
         let _reaping = self.0.reaping.lock();
         reap::reap(self, dead);
     }
 
     /// Looks at all participants once and reaps the dead. Waits do this now and then; the watcher does at once.
     pub fn bury_the_dead(&self) {
+        if self.is_forked() {
+            return;
+        }
         for row in rows(self.segment()) {
             if let Some((owner, _, verdict)) = reap::verdict(self, row)
-                && verdict == crate::participant::liveness::Verdict::Dead
+                && verdict == Verdict::Dead
             {
-                self.bury(owner);
+                self.bury_for_certain(owner);
             }
         }
     }
@@ -325,6 +312,11 @@ impl Arena {
     #[inline]
     pub fn is_forked(&self) -> bool {
         self.0.segment.is_forked()
+    }
+
+    /// Whether both are this process's one participation in an arena: references move between those only.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     pub(crate) fn check_not_forked(&self, doing: &str) -> Result<()> {
@@ -385,10 +377,16 @@ impl fmt::Debug for Arena {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.segment.is_forked() {
+            // The eventfd behind it is the parent's as well: writing to it would end the parent's thread.
+            core::mem::forget(self.watcher.take());
             return;
         }
         // No handle of ours is left (each keeps the arena), so there is nothing to drop but chunks and the row.
         crate::heap::bury_chunks(&self.segment, self.me);
         table::leave(&self.segment, self.me);
+        if self.named {
+            // After the row is free: either whoever comes finds the name gone, or we find them in their row.
+            file_system::exit::left(&self.segment, &self.locks);
+        }
     }
 }

@@ -10,11 +10,12 @@ use crate::arena::Arena;
 use crate::cells::CellArray;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::SLABS;
-use crate::held::Held;
+use crate::held::{self, Held};
 use crate::layout::{LINE, counted, descriptor};
 use crate::lease::{self, Kind};
 use crate::line::{Counted, Mode, Tag};
 use crate::message;
+use crate::names;
 use crate::object::{Array, Object};
 use crate::participant::table::rows;
 use crate::word::{CellState, decode};
@@ -49,11 +50,15 @@ impl Arena {
     pub fn audit(&self) -> Audit {
         let segment = self.segment();
         let mut holders: HashMap<(u64, u64), u64> = HashMap::new();
+        // The header is a holder as well.
+        if let Some(names) = names::header_reference(self) {
+            holders.insert(names, 1);
+        }
         for row in rows(segment) {
             let Some((owner, _)) = row.occupant() else {
                 continue;
             };
-            for entry in lease::entries_of(segment, owner.row) {
+            for entry in lease::entries_of(segment, owner) {
                 let seen = entry.load();
                 if seen.epoch == owner.epoch && seen.kind != Kind::Free {
                     *holders
@@ -127,6 +132,23 @@ impl Arena {
         audit
     }
 
+    /// Gives back what the audit finds leaked, so that its memory can be used again. Only right while no participant
+    /// works on the arena. Answers what there was.
+    pub fn repair_leaks(&self) -> Audit {
+        let audit = self.audit();
+        for found in &audit.leaked {
+            let word = Counted::from_word(
+                self.segment()
+                    .word(found.line * LINE + counted::WORD)
+                    .load(Ordering::Acquire),
+            );
+            for _ in found.holders..found.count {
+                held::release_unrecorded(self, found.line, word.generation);
+            }
+        }
+        audit
+    }
+
     /// Adds what an object's messages hold, and its ends and slots in use.
     fn audit_object(
         &self,
@@ -136,10 +158,8 @@ impl Arena {
         lines: &mut Vec<(u64, Counted)>,
     ) {
         let segment = self.segment();
-        let Some(object) = Held::open(self, line, generation)
-            .and_then(Object::over)
-            .ok()
-        else {
+        // Nobody works on the arena, so nothing needs to be kept.
+        let Ok(object) = Object::over(Held::uncounted(self, line, generation)) else {
             return;
         };
         let mut inner: Vec<u64> = (0..2).map(|end| object.end_line(end)).collect();

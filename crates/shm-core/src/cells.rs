@@ -1,7 +1,7 @@
 //! A bounded queue of cells for many producers and many consumers, any of which may be killed
 //! between two instructions.
 //!
-//! A cell is one control word ([`word`](crate::word)) and 56 bytes of payload in one cache line.
+//! A cell is one control word ([`word`]) and 56 bytes of payload in one cache line.
 //! The claim on a cell carries the claimer's [`Owner`], so whatever a process was doing when it
 //! died, any survivor can finish it ([`Cells::reap`]). `tail` and `head` are hints that anyone may
 //! advance; the cell's own word decides.

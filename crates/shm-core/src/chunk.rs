@@ -134,6 +134,11 @@ impl<'a> Chunks<'a> {
             .min(layout::chunk_count(self.segment.capacity()))
     }
 
+    /// How many chunks of a run of `count` there can be at most: its head's word may be a broken peer's.
+    pub(crate) fn run_length(&self, head: u64, count: u32) -> u32 {
+        u32::try_from(self.high().saturating_sub(head)).map_or(count, |most| count.min(most))
+    }
+
     pub(crate) fn state(&self, chunk: u64) -> State {
         State::from_word(self.word(chunk, descriptor::STATE).load(Ordering::Acquire))
     }
@@ -161,7 +166,11 @@ impl<'a> Chunks<'a> {
             let total = layout::chunk_count(self.segment.capacity());
             if count > total - high {
                 return self.claim_below_high(me, count).ok_or_else(|| {
-                    Error::capacity(count * CHUNK, self.segment.capacity(), "the allocation")
+                    Error::capacity(
+                        count.saturating_mul(CHUNK),
+                        self.segment.capacity(),
+                        "the allocation",
+                    )
                 });
             }
             self.commit_descriptors(high + count)?;
@@ -207,19 +216,28 @@ impl<'a> Chunks<'a> {
         true
     }
 
+    /// Commits the descriptors of the first `count` chunks.
+    ///
+    /// Step by step, each noted before the next: a failing [`Segment::commit`] takes back what it took itself, and
+    /// another process may be using descriptors of the same step already, but never more than one step is at stake,
+    /// and one step is one system call, which fails whole.
     fn commit_descriptors(&self, count: u64) -> Result<()> {
         let high = self.segment.word(header::DESCRIPTORS_HIGH);
-        let committed = high.load(Ordering::Acquire);
-        if count > committed {
-            let wanted = count.next_multiple_of(DESCRIPTORS_STEP);
+        let most = layout::chunk_count(self.segment.capacity());
+        loop {
+            let committed = high.load(Ordering::Acquire);
+            if count.min(most) <= committed {
+                return Ok(());
+            }
+            let wanted = committed.next_multiple_of(DESCRIPTORS_STEP) + DESCRIPTORS_STEP;
             let start = DESCRIPTORS_START + committed * DESCRIPTOR;
             let end = (DESCRIPTORS_START + wanted * DESCRIPTOR)
                 .min(layout::chunks_start(self.segment.capacity()));
             self.segment
                 .commit(start, (end - start).next_multiple_of(PAGE))?;
-            high.fetch_max(wanted, Ordering::AcqRel);
+            // Only from what was seen: a mark that someone raised meanwhile is looked at again.
+            let _ = high.compare_exchange(committed, wanted, Ordering::AcqRel, Ordering::Relaxed);
         }
-        Ok(())
     }
 
     /// Commits a chunk's (or a run's) first `bytes`; only its owner calls this.
@@ -250,6 +268,13 @@ impl<'a> Chunks<'a> {
                 .min(CHUNK);
             if committed == (chunk - first) * CHUNK {
                 committed += own;
+            } else if own > 0 {
+                // It will be committed again, as a part of the run, and counted then.
+                self.segment
+                    .word(header::COMMITTED)
+                    .fetch_sub(own, Ordering::Relaxed);
+                self.word(chunk, descriptor::COMMITTED)
+                    .store(0, Ordering::Relaxed);
             }
             generation = generation.max(
                 self.word(chunk, descriptor::GENERATION)
@@ -288,7 +313,7 @@ impl<'a> Chunks<'a> {
         let committed = self
             .word(first, descriptor::COMMITTED)
             .load(Ordering::Relaxed);
-        for chunk in (first..first + count).rev() {
+        for chunk in (first..(first + count).min(self.high())).rev() {
             let index = chunk - first;
             let used = if index == 0 {
                 Use::Run(count as u32)

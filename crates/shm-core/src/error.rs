@@ -50,6 +50,22 @@ pub enum ErrorKind {
     DescriptorLimit,
     /// A descriptor or file is not one of our arenas.
     NotAnArena,
+    /// The file belongs to another user.
+    WrongOwner {
+        /// The user that owns it.
+        found: u32,
+        /// The user that this process acts as.
+        wanted: u32,
+    },
+    /// The file's permissions are not those of an arena's file: others may reach it, or we may not.
+    WrongPermission {
+        /// The permission bits that it has.
+        found: u32,
+        /// The permission bits that an arena's file has.
+        wanted: u32,
+    },
+    /// A name that nothing can have.
+    Name,
     /// The arena was laid out by another version of this crate.
     WrongVersion {
         /// The version the arena says it has.
@@ -241,6 +257,16 @@ impl Error {
     /// Bytes from outside that are not what they should be.
     pub(crate) fn malformed(context: String) -> Self {
         Self::new(ErrorKind::Decode, context)
+    }
+
+    /// Whether there was no room for what had to be written down, rather than anything wrong.
+    pub(crate) fn is_shortage(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::OutOfRoom(_)
+                | ErrorKind::CapacityExhausted { .. }
+                | ErrorKind::LeasesFull { .. }
+        )
     }
 
     /// The case, for programs.

@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::fmt;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::cells::Owner;
@@ -17,30 +18,64 @@ const VALID: u64 = 2;
 /// Which process of a context failed first, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerFailure {
-    /// Its rank in the context.
+    /// Its rank in the context; [`UNKNOWN_RANK`](Self::UNKNOWN_RANK) for a process of no context.
     pub rank: u32,
     /// Its process id.
     pub pid: u32,
+    /// Its name, where it has one.
+    pub name: String,
     /// The cause, as a sentence ("was killed by SIGKILL").
     pub cause: String,
 }
 
+impl PeerFailure {
+    /// The rank of a process that belongs to no context.
+    pub const UNKNOWN_RANK: u32 = u32::MAX;
+}
+
 impl fmt::Display for PeerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.rank == Self::UNKNOWN_RANK {
+            return write!(f, "the process with pid {} {}", self.pid, self.cause);
+        }
         write!(f, "process {} (pid {}) {}", self.rank, self.pid, self.cause)
     }
 }
 
 impl std::error::Error for PeerFailure {}
 
+static UNREPORTED: Mutex<Option<String>> = Mutex::new(None);
+
+/// Notes an error that the code which met it could not return, such as one that ended a `for` loop over a queue. In a
+/// spawned process, the first one makes the function's success a failure, so that it is not overlooked.
+pub fn note_unreported(error: String) {
+    UNREPORTED.lock().get_or_insert(error);
+}
+
+/// The first error that nobody was told, once.
+#[must_use]
+pub fn take_unreported() -> Option<String> {
+    UNREPORTED.lock().take()
+}
+
 impl Object {
     /// Writes down that the context this object belongs to has failed, and wakes whoever waits. The first
     /// failure stays.
     pub fn record_failure(&self, failure: &PeerFailure) {
         let state = self.header(object::FAILURE);
-        if state
-            .compare_exchange(NONE, WRITING, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
+        let me = self.arena().me();
+        let writing = WRITING | (u64::from(me.row) + 1) << 8 | u64::from(me.epoch) << 24;
+        let seen = state.load(Ordering::Acquire);
+        // What somebody began to write who died over it is written anew.
+        let abandoned = seen & 0xff == WRITING && seen != writing && {
+            let row = ((seen >> 8) as u16).wrapping_sub(1);
+            let epoch = (seen >> 24) as u16;
+            !self.arena().is_present(Owner { row, epoch })
+        };
+        if (seen == NONE || abandoned)
+            && state
+                .compare_exchange(seen, writing, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
         {
             self.header(object::FAILURE_WHO).store(
                 u64::from(failure.rank) | (u64::from(failure.pid) << 32),
@@ -51,7 +86,8 @@ impl Object {
                 self.arena().segment(),
                 text,
                 object::FAILURE_TEXT_WORDS,
-                &failure.cause,
+                // A name has no line break (the system would not take it), a cause may have some.
+                &format!("{}\n{}", failure.name, failure.cause),
             );
             // Release: who sees VALID sees the record.
             state.store(VALID, Ordering::Release);
@@ -67,10 +103,13 @@ impl Object {
         }
         let who = self.header(object::FAILURE_WHO).load(Ordering::Relaxed);
         let text = self.base() + object::FAILURE_TEXT;
+        let text = read_text(self.arena().segment(), text, object::FAILURE_TEXT_WORDS);
+        let (name, cause) = text.split_once('\n').unwrap_or(("", &text));
         Some(PeerFailure {
             rank: who as u32,
             pid: (who >> 32) as u32,
-            cause: read_text(self.arena().segment(), text, object::FAILURE_TEXT_WORDS),
+            name: name.to_owned(),
+            cause: cause.to_owned(),
         })
     }
 
@@ -91,6 +130,13 @@ impl Object {
         (word as u32)
             .checked_sub(1)
             .map(|rank| (rank, (word >> 32) as u32))
+    }
+
+    /// Forgets what became of an earlier context that had this object, when a new one takes it over.
+    pub fn begin_anew(&self) {
+        for field in [object::FAILURE, object::DEPARTED, object::BEREAVED] {
+            self.header(field).store(0, Ordering::Release);
+        }
     }
 
     /// Names the participant whose supervisor will record failures in this object.

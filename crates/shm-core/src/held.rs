@@ -13,6 +13,7 @@ use crate::layout::{LINE, counted};
 use crate::lease::Kind;
 use crate::line::{self, Counted, Mode, Tag};
 use crate::object;
+use crate::steps;
 
 /// One reference of this process to a counted line.
 pub(crate) struct Held {
@@ -78,36 +79,39 @@ impl Held {
         }
     }
 
-    /// Makes the line of an end or slot anew, held once: (g, 0) → (g + 1, 1). `None` if it is not free.
+    /// A view of a thing that somebody else keeps alive meanwhile: it counts nowhere.
+    pub(crate) fn uncounted(arena: &Arena, line: u64, generation: u64) -> Self {
+        Self {
+            arena: arena.clone(),
+            lease: u32::MAX,
+            line,
+            generation,
+            armed: false,
+        }
+    }
+
+    /// Makes the line of an end or slot anew, held once: (g, 0) → (g + 1, 1). `None` if it is not free, or somebody
+    /// is making it anew at this moment.
+    ///
+    /// Several participants may try at once: see [`steps::acquire_free`].
     pub(crate) fn acquire_free(arena: &Arena, line: u64) -> Result<Option<Self>> {
+        arena.check_not_forked("opening an end or taking a slot")?;
         let segment = arena.segment();
         let word = segment.word(line * LINE + counted::WORD);
-        let seen = word.load(Ordering::Relaxed);
-        let free = Counted::from_word(seen);
-        if free.count != 0 {
+        if Counted::from_word(word.load(Ordering::Relaxed)).count != 0 {
             return Ok(None);
         }
-        let lease = arena.leases().reserve(segment)?;
-        let generation = free.next_generation();
-        arena
-            .leases()
-            .record(segment, lease, Kind::Alloc, line, generation);
-        // Acquire: pairs with the release of whoever dropped it; its accesses are over.
-        let won = word
-            .compare_exchange(
-                seen,
-                Counted::new(generation, 1).to_word(),
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            )
-            .is_ok();
-        if won {
-            arena.leases().set(segment, lease, Kind::Held);
-            Ok(Some(Self::adopt(arena, lease, line, generation)))
-        } else {
-            arena.leases().clear(segment, lease);
-            arena.leases().put_back(lease);
-            Ok(None)
+        let leases = arena.leases();
+        let lease = leases.reserve(segment)?;
+        let entry = leases.entry(segment, lease);
+        let claim = segment.word(line * LINE + counted::CLAIMANT);
+        let present = |owner| arena.is_present(owner);
+        match steps::acquire_free(&entry, arena.me(), line, (word, claim), present) {
+            Some(generation) => Ok(Some(Self::adopt(arena, lease, line, generation))),
+            None => {
+                leases.put_back(lease);
+                Ok(None)
+            }
         }
     }
 
@@ -119,21 +123,40 @@ impl Held {
     /// Whether no other handle in this process shares the reference.
     pub(crate) fn is_locally_unique(&self) -> bool {
         // Acquire: pairs with the release in `drop`, so what other handles did is over.
-        self.arena
-            .leases()
-            .local(self.lease)
-            .load(Ordering::Acquire)
-            == 1
+        self.armed
+            && self
+                .arena
+                .leases()
+                .local(self.lease)
+                .load(Ordering::Acquire)
+                == 1
     }
 
     /// Whether this process holds the only reference there is, through this one handle.
     pub(crate) fn is_sole(&self) -> bool {
-        let word = self
-            .arena
-            .segment()
-            .word(self.line * LINE + counted::WORD)
-            .load(Ordering::Acquire);
-        self.is_locally_unique() && Counted::from_word(word) == Counted::new(self.generation, 1)
+        // In this order: while this is the only handle here, nobody here can send another reference, and what was
+        // sent before shows in the count. The other way round a reference sent in between would be missed.
+        self.is_locally_unique() && {
+            // Acquire: pairs with the release of those who let go elsewhere; their accesses are over.
+            let word = self
+                .arena
+                .segment()
+                .word(self.line * LINE + counted::WORD)
+                .load(Ordering::Acquire);
+            Counted::from_word(word) == Counted::new(self.generation, 1)
+        }
+    }
+
+    /// Gives the reference back even while this thread empties an object. Called on the only handle, and not on the
+    /// last reference.
+    pub(crate) fn give_back_at_once(mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.arena
+                .leases()
+                .local(self.lease)
+                .store(0, Ordering::Relaxed);
+            give_back_now(&self.arena, self.lease, self.line, self.generation);
+        }
     }
 
     /// Forgets the reference without giving it back: a message owns it now. The entry is FREE already.
@@ -149,10 +172,17 @@ impl Held {
 
 impl Clone for Held {
     fn clone(&self) -> Self {
-        self.arena
-            .leases()
-            .local(self.lease)
-            .fetch_add(1, Ordering::Relaxed);
+        if self.armed {
+            let before = self
+                .arena
+                .leases()
+                .local(self.lease)
+                .fetch_add(1, Ordering::Relaxed);
+            // As in `Arc`: so many handles can only be forgotten ones, and one more might wrap the count to 0.
+            if before > i32::MAX as u32 {
+                std::process::abort();
+            }
+        }
         Self {
             arena: self.arena.clone(),
             ..*self
@@ -187,60 +217,49 @@ impl fmt::Debug for Held {
 
 /// Gives back the reference recorded in the own entry `lease`, and puts the entry back.
 pub(crate) fn give_back(arena: &Arena, lease: u32, line: u64, generation: u64) {
+    if object::postpone(arena, Some(lease), line, generation) {
+        return;
+    }
+    give_back_now(arena, lease, line, generation);
+}
+
+/// As [`give_back`], also from within the emptying of an object.
+pub(crate) fn give_back_now(arena: &Arena, lease: u32, line: u64, generation: u64) {
     let segment = arena.segment();
     let leases = arena.leases();
     let word = segment.word(line * LINE + counted::WORD);
-    loop {
-        let seen = word.load(Ordering::Acquire);
-        let now = Counted::from_word(seen);
-        if now.generation != generation || now.count == 0 {
-            tracing::error!(line, generation, found = ?now, "a reference was given back twice; a participant wrote where it must not");
-            leases.clear(segment, lease);
-            break;
-        }
-        if now.count == 1 {
-            leases.set(segment, lease, Kind::Dropping);
-            crate::failpoint!("block.drop.recorded");
-            let freed = free_last(arena, line, generation);
-            crate::failpoint!("block.drop.uncounted");
-            if !freed {
-                // Somebody opened it by its handle meanwhile.
-                leases.set(segment, lease, Kind::Held);
-                continue;
-            }
-            leases.clear(segment, lease);
-            break;
-        }
-        // The record goes before the count: a kill between leaks one count, which the audit finds.
-        leases.clear(segment, lease);
-        crate::failpoint!("block.drop.cleared");
-        if subtract_shared(arena, line, generation) {
-            break;
-        }
-        leases.record(segment, lease, Kind::Held, line, generation);
+    let entry = leases.entry(segment, lease);
+    let free = || free_last(arena, line, generation);
+    let block = (line, generation);
+    if let Err(found) = steps::give_back(&entry, arena.me().epoch, block, word, free) {
+        tracing::error!(
+            line,
+            generation,
+            ?found,
+            "a reference was given back twice; a participant wrote where it must not"
+        );
     }
     leases.put_back(lease);
+}
+
+/// Gives back a reference that no entry records. A kill in between leaks it.
+pub(crate) fn release_unrecorded(arena: &Arena, line: u64, generation: u64) {
+    if object::postpone(arena, None, line, generation) {
+        return;
+    }
+    release_unrecorded_now(arena, line, generation);
+}
+
+/// As [`release_unrecorded`], also from within the emptying of an object.
+pub(crate) fn release_unrecorded_now(arena: &Arena, line: u64, generation: u64) {
+    let word = arena.segment().word(line * LINE + counted::WORD);
+    steps::release_unrecorded(word, generation, || free_last(arena, line, generation));
 }
 
 /// Subtracts one from a count above 1. `false` if the count has become 1: the caller is the sole holder.
 pub(crate) fn subtract_shared(arena: &Arena, line: u64, generation: u64) -> bool {
     let word = arena.segment().word(line * LINE + counted::WORD);
-    let mut seen = word.load(Ordering::Relaxed);
-    loop {
-        let now = Counted::from_word(seen);
-        if now.generation != generation || now.count == 0 {
-            return true;
-        }
-        if now.count == 1 {
-            return false;
-        }
-        let less = Counted::new(generation, now.count - 1).to_word();
-        // Release: pairs with the acquire of the last holder, which may free the thing.
-        match word.compare_exchange_weak(seen, less, Ordering::AcqRel, Ordering::Relaxed) {
-            Ok(_) => return true,
-            Err(other) => seen = other,
-        }
-    }
+    steps::subtract_shared(word, generation)
 }
 
 /// The last reference goes: empties what an object holds, takes the count to 0 and tells whom it concerns.
@@ -250,45 +269,35 @@ pub(crate) fn free_last(arena: &Arena, line: u64, generation: u64) -> bool {
     let meta = segment
         .word(line * LINE + counted::META)
         .load(Ordering::Acquire);
-    let tag = Tag::from_meta(meta);
-    if tag == Some(Tag::Block) {
-        if Mode::from_meta(meta) == Some(Mode::Object) {
+    if heap::locate(segment, line).is_some() {
+        if is_object(meta) {
             object::empty(arena, line, generation);
         }
         if heap::owner_of_line(segment, line) != Some(arena.me()) {
             heap::hint_before_free(segment, line);
         }
     }
-    let last = Counted::new(generation, 1).to_word();
-    let free = Counted::new(generation, 0).to_word();
-    let word = segment.word(line * LINE + counted::WORD);
-    // Release: whoever makes it anew (acquire) does so after all uses. SeqCst: whoever waits for it registers and then
-    // looks; we change it and then look for who waits.
-    if word
-        .compare_exchange(last, free, Ordering::SeqCst, Ordering::Relaxed)
-        .is_err()
-    {
+    if !steps::free(segment.word(line * LINE + counted::WORD), generation) {
         return false;
     }
-    after_free(arena, line, tag, meta);
+    after_free(arena, line, meta);
     true
 }
 
+/// Whether the second word of a line is that of an object's block.
+pub(crate) fn is_object(meta: u64) -> bool {
+    Tag::from_meta(meta) == Some(Tag::Block) && Mode::from_meta(meta) == Some(Mode::Object)
+}
+
 /// What follows a count of 0; repeated by the reaper of whoever died before it was done.
-pub(crate) fn after_free(arena: &Arena, line: u64, tag: Option<Tag>, meta: u64) {
+pub(crate) fn after_free(arena: &Arena, line: u64, meta: u64) {
     let segment = arena.segment();
-    match tag {
-        Some(Tag::Block) => {
-            if heap::owner_of_line(segment, line) == Some(arena.me()) {
-                arena.heap().freed_here(segment, line);
-            } else {
-                heap::hint_after_free(segment, line);
-            }
-        }
-        Some(tag @ (Tag::End | Tag::Slot)) => {
-            object::notify_changed(arena, Tag::object_of(meta), tag);
-        }
-        None => {}
+    if let Some(tag @ (Tag::End | Tag::Slot)) = Tag::from_meta(meta) {
+        object::notify_changed(arena, Tag::object_of(meta), tag);
+    } else if heap::owner_of_line(segment, line) == Some(arena.me()) {
+        arena.heap().freed_here(segment, line);
+    } else {
+        heap::hint_after_free(segment, line);
     }
 }
 

@@ -31,6 +31,10 @@ pub(crate) mod header {
     pub(crate) const ID_LOW: u64 = 24;
     /// Second half of the arena's random identity.
     pub(crate) const ID_HIGH: u64 = 32;
+    /// Which boot of the machine the arena was made in, or 0 where that can't be told.
+    pub(crate) const BOOT: u64 = 40;
+    /// Line of the object that holds the published names, or 0; set once. The header counts as a holder of it.
+    pub(crate) const NAMES: u64 = 48;
     /// Rows of the participant table that are committed; grows only.
     pub(crate) const ROWS_HIGH: u64 = 64;
     /// Grows with each join and each burial; watchers look at it.
@@ -57,18 +61,20 @@ pub(crate) const ROWS_STEP: u64 = 32;
 
 /// Offsets within a row.
 pub(crate) mod row {
-    /// `{state: 4 | epoch: 16 | pid: 32}` from the low bits up.
+    /// `{state: 4 | epoch: 16 | pid: 32 | tag of the pid's namespace: 12}` from the low bits up.
     pub(crate) const STATE: u64 = 0;
     /// Start time of the process in clock ticks since boot (field 22 of `/proc/PID/stat`).
     pub(crate) const START_TIME: u64 = 8;
     /// Inode of the pid namespace the pid belongs to.
     pub(crate) const PID_NAMESPACE: u64 = 16;
-    /// Who reaps this row: 0, or `{row + 1: 16 | epoch: 16}`.
+    /// Who reaps which epoch of this row: 0, or `{row + 1: 16 | epoch: 16 | reaped epoch: 16}`.
     pub(crate) const REAPER: u64 = 24;
     /// Lease entries that were ever used; grows only while the row lives.
     pub(crate) const LEASES_HIGH: u64 = 32;
     /// When the participant joined, CLOCK_MONOTONIC nanoseconds.
     pub(crate) const JOINED: u64 = 40;
+    /// `epoch + 1` of the participant that is about to end and needs the arena's name no longer, or less.
+    pub(crate) const LEAVING: u64 = 48;
     /// Where the participant's lease chunks are: chunk number + 1, or 0.
     pub(crate) const DIRECTORY: u64 = 64;
     /// Words in the directory.
@@ -139,6 +145,8 @@ pub(crate) mod counted {
     pub(crate) const META: u64 = 8;
     /// Bytes asked for (blocks).
     pub(crate) const LENGTH: u64 = 16;
+    /// Who is making an end or slot anew: 0, or `{row + 1: 16 | epoch: 16}`.
+    pub(crate) const CLAIMANT: u64 = 24;
 }
 
 // ------------------------------------------------------------------------------------------- objects
@@ -151,7 +159,7 @@ pub(crate) mod object {
     pub(crate) const FLAGS: u64 = 8;
     /// Grows with each message that a reaper handed back.
     pub(crate) const ORPHAN_EPOCH: u64 = 16;
-    /// Failure record: 0 none, 1 being written, 2 valid.
+    /// Failure record: 0 none; `{1: 8 | row + 1: 16 | epoch: 16}` being written by that participant; 2 valid.
     pub(crate) const FAILURE: u64 = 24;
     /// Failure record: `{rank: 32 | pid: 32}`.
     pub(crate) const FAILURE_WHO: u64 = 32;
@@ -161,7 +169,8 @@ pub(crate) mod object {
     pub(crate) const BEREAVED: u64 = 48;
     /// The participant that supervises a context this object belongs to: 0, or `{row + 1: 16 | epoch: 16}`.
     pub(crate) const SUPERVISOR: u64 = 56;
-    /// Two array descriptors of four words: `{kind: 8 | capacity: 32 << 16}`, offset, stride, reserved.
+    /// Two array descriptors of four words: `{kind: 16 | capacity: 32}`, offset within the object, and for slots
+    /// line and generation of their memory.
     pub(crate) const ARRAYS: u64 = LINE;
     /// Arrays per object.
     pub(crate) const ARRAY_COUNT: u64 = 2;

@@ -7,7 +7,7 @@
 //!
 //! | kind | counts |
 //! |---|---|
-//! | ALLOC | only if the line already shows the entry's generation |
+//! | ALLOC | only if the line already shows the entry's generation, and for an end or slot names it as claimant |
 //! | HELD | yes |
 //! | GIVING | only while the ticket's cell is still CLAIMED by this participant at that position |
 //! | RECV | only once the ticket's cell is no longer TAKING by this participant at that position |
@@ -25,20 +25,32 @@ use parking_lot::Mutex;
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::{LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, row};
+use crate::layout::{
+    CHUNK, LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, descriptor, row,
+};
+use crate::participant::table::Row;
 use crate::segment::Segment;
+use crate::sync::Atomic64;
 
 /// What an entry says about its participant and the line it names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// Nothing.
     Free = 0,
+    /// The line is being made anew.
     Alloc = 1,
+    /// The participant holds the line.
     Held = 2,
+    /// A message through cells is to hold the line.
     Giving = 3,
+    /// A message through cells held the line.
     Recv = 4,
+    /// A message through a lane is to hold the line.
     GivingLane = 5,
+    /// A message through a lane held the line.
     RecvLane = 6,
+    /// The participant's reference goes, and it is the last one.
     Dropping = 7,
 }
 
@@ -59,37 +71,52 @@ impl Kind {
 
 /// An entry's state word, taken apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Entry {
-    pub(crate) kind: Kind,
-    pub(crate) epoch: u16,
-    pub(crate) line: u64,
+pub struct Entry {
+    /// What it says.
+    pub kind: Kind,
+    /// Which user of the row wrote it.
+    pub epoch: u16,
+    /// The line it is about.
+    pub line: u64,
 }
 
 impl Entry {
-    pub(crate) const fn from_word(word: u64) -> Self {
+    /// Reads a state word. One that no entry has, with bits beyond the line's, is read as FREE: swaps from it would fail
+    /// for ever.
+    #[must_use]
+    pub const fn from_word(word: u64) -> Self {
+        let code = if word >> 58 == 0 { word & 0xf } else { 0 };
         Self {
-            kind: Kind::from_code(word & 0xf),
+            kind: Kind::from_code(code),
             epoch: (word >> 4) as u16,
             line: (word >> 20) & ((1 << 38) - 1),
         }
     }
 
-    pub(crate) const fn to_word(self) -> u64 {
+    /// The state word.
+    #[must_use]
+    pub const fn to_word(self) -> u64 {
         (self.kind as u64) | ((self.epoch as u64) << 4) | (self.line << 20)
     }
 
-    pub(crate) const fn with(self, kind: Kind) -> Self {
+    /// The same with another kind.
+    #[must_use]
+    pub const fn with(self, kind: Kind) -> Self {
         Self { kind, ..self }
     }
 }
 
 /// The four words of one entry in shared memory.
-#[derive(Clone, Copy)]
-pub(crate) struct EntryRef<'a> {
-    pub(crate) state: &'a AtomicU64,
-    pub(crate) generation: &'a AtomicU64,
-    pub(crate) ticket_cell: &'a AtomicU64,
-    pub(crate) ticket_position: &'a AtomicU64,
+#[derive(Debug)]
+pub struct EntryRef<'a, W = AtomicU64> {
+    /// Kind, epoch and line.
+    pub state: &'a W,
+    /// The generation of the line.
+    pub generation: &'a W,
+    /// The line of the ticket's cell.
+    pub ticket_cell: &'a W,
+    /// The position of the ticket.
+    pub ticket_position: &'a W,
 }
 
 impl<'a> EntryRef<'a> {
@@ -103,14 +130,19 @@ impl<'a> EntryRef<'a> {
             ticket_position,
         }
     }
+}
 
+impl<W: Atomic64> EntryRef<'_, W> {
+    /// What the entry says.
     #[inline]
-    pub(crate) fn load(&self) -> Entry {
+    #[must_use]
+    pub fn load(&self) -> Entry {
         Entry::from_word(self.state.load(Ordering::Acquire))
     }
 
     /// Changes the entry from exactly `from` to `to`; how everyone but its living owner changes one.
-    pub(crate) fn change(&self, from: Entry, to: Entry) -> bool {
+    #[inline]
+    pub fn change(&self, from: Entry, to: Entry) -> bool {
         self.state
             .compare_exchange(
                 from.to_word(),
@@ -126,34 +158,74 @@ impl<'a> EntryRef<'a> {
         // Release: a reaper that reads the state word sees the words it makes valid.
         self.state.store(entry.to_word(), Ordering::Release);
     }
+
+    /// Its living owner writes it: generation first, then the state that makes it count.
+    #[inline]
+    pub fn record(&self, epoch: u16, kind: Kind, line: u64, generation: u64) {
+        self.generation.store(generation, Ordering::Relaxed);
+        self.store(Entry { kind, epoch, line });
+    }
+
+    /// Its living owner writes it for a reference that is on its way: ticket first, then the state. `cell` is a line.
+    #[inline]
+    pub fn record_ticket(
+        &self,
+        epoch: u16,
+        (kind, line, generation): (Kind, u64, u64),
+        (cell, position): (u64, u64),
+    ) {
+        self.generation.store(generation, Ordering::Relaxed);
+        self.ticket_cell.store(cell, Ordering::Relaxed);
+        self.ticket_position.store(position, Ordering::Relaxed);
+        self.store(Entry { kind, epoch, line });
+    }
+
+    /// Its living owner changes the kind.
+    #[inline]
+    pub fn set(&self, kind: Kind) {
+        self.store(self.load().with(kind));
+    }
+
+    /// Its living owner makes it FREE.
+    #[inline]
+    pub fn clear(&self, epoch: u16) {
+        self.store(Entry {
+            kind: Kind::Free,
+            epoch,
+            line: 0,
+        });
+    }
 }
 
-/// The lease chunks of a row, as its directory names them; the directory is checked, not trusted.
-fn lease_chunk(segment: &Segment, row_number: u16, slot: u64) -> Option<u64> {
-    let word = ROWS_START + u64::from(row_number) * ROW + row::DIRECTORY + slot * 8;
+/// A lease chunk of a participant, as its directory names it. The directory is checked, not trusted: it may be that of
+/// the row's previous occupant, whose chunks are somebody else's by now.
+fn lease_chunk(segment: &Segment, owner: Owner, slot: u64) -> Option<u64> {
+    let word = ROWS_START + u64::from(owner.row) * ROW + row::DIRECTORY + slot * 8;
     let chunk = segment.word(word).load(Ordering::Acquire).checked_sub(1)?;
     let chunks = Chunks::new(segment);
-    let leases = matches!(
-        chunks.state(chunk.min(chunks.high())),
-        State::Owned(_, Use::Leases)
-    );
-    (chunk < chunks.high() && leases).then_some(chunk)
+    (chunk < chunks.high() && chunks.state(chunk) == State::Owned(owner, Use::Leases))
+        .then_some(chunk)
 }
 
-/// Every entry that a participant's row ever used.
-pub(crate) fn entries_of(segment: &Segment, row_number: u16) -> impl Iterator<Item = EntryRef<'_>> {
-    let high = segment
-        .word(ROWS_START + u64::from(row_number) * ROW + row::LEASES_HIGH)
-        .load(Ordering::Acquire)
-        .min(row::DIRECTORY_WORDS * LEASES_PER_CHUNK);
+/// Every entry that a participant ever used; none for a row that is not committed.
+pub(crate) fn entries_of(segment: &Segment, owner: Owner) -> impl Iterator<Item = EntryRef<'_>> {
+    let row = Row::get(segment, owner.row);
+    let high = row.map_or(0, |row| row.word(row::LEASES_HIGH).load(Ordering::Acquire));
+    let high = high.min(row::DIRECTORY_WORDS * LEASES_PER_CHUNK);
     let slots = high.div_ceil(LEASES_PER_CHUNK);
     (0..slots).flat_map(move |slot| {
         let used = (high - slot * LEASES_PER_CHUNK).min(LEASES_PER_CHUNK);
-        lease_chunk(segment, row_number, slot)
+        lease_chunk(segment, owner, slot)
             .into_iter()
             .flat_map(move |chunk| {
-                let start = Chunks::new(segment).offset(chunk);
-                (0..used).map(move |index| EntryRef::at(segment, start + index * LEASE))
+                let chunks = Chunks::new(segment);
+                // Nothing beyond is committed, whatever the row says.
+                let committed = chunks
+                    .word(chunk, descriptor::COMMITTED)
+                    .load(Ordering::Acquire);
+                let start = chunks.offset(chunk);
+                (0..used.min(committed / LEASE))
+                    .map(move |index| EntryRef::at(segment, start + index * LEASE))
             })
     })
 }
@@ -246,7 +318,8 @@ impl Leases {
             self.chunks[slot].store(chunks.offset(chunk), Ordering::Release);
         } else {
             let start = self.chunks[slot].load(Ordering::Acquire);
-            let chunk = chunks.of_offset(start).unwrap_or(0);
+            // From our own memory, so no peer can make it another's chunk.
+            let chunk = (start - chunks.offset(0)) / CHUNK;
             chunks.commit(chunk, (within + LEASES_STEP) * LEASE)?;
             for index in within..within + LEASES_STEP {
                 segment
@@ -260,8 +333,9 @@ impl Leases {
         Ok(())
     }
 
+    /// An own entry, by its number.
     #[inline]
-    fn entry<'a>(&self, segment: &'a Segment, index: u32) -> EntryRef<'a> {
+    pub(crate) fn entry<'a>(&self, segment: &'a Segment, index: u32) -> EntryRef<'a> {
         let slot = index as usize / LEASES_PER_CHUNK as usize;
         let within = u64::from(index) % LEASES_PER_CHUNK;
         EntryRef::at(
@@ -292,20 +366,14 @@ impl Leases {
         line: u64,
         generation: u64,
     ) {
-        let entry = self.entry(segment, index);
-        entry.generation.store(generation, Ordering::Relaxed);
-        entry.store(Entry {
-            kind,
-            epoch: self.me.epoch,
-            line,
-        });
+        self.entry(segment, index)
+            .record(self.me.epoch, kind, line, generation);
     }
 
     /// Changes the kind of an own entry.
     #[inline]
     pub(crate) fn set(&self, segment: &Segment, index: u32, kind: Kind) {
-        let entry = self.entry(segment, index);
-        entry.store(entry.load().with(kind));
+        self.entry(segment, index).set(kind);
     }
 
     /// Writes the state of an own entry whose other words are there already.
@@ -327,30 +395,15 @@ impl Leases {
         reference: (Kind, u64, u64),
         ticket: Ticket,
     ) {
-        let (kind, line, generation) = reference;
-        let entry = self.entry(segment, index);
-        entry.generation.store(generation, Ordering::Relaxed);
-        entry
-            .ticket_cell
-            .store(ticket.cell / LINE, Ordering::Relaxed);
-        entry
-            .ticket_position
-            .store(ticket.position, Ordering::Relaxed);
-        entry.store(Entry {
-            kind,
-            epoch: self.me.epoch,
-            line,
-        });
+        let ticket = (ticket.cell / LINE, ticket.position);
+        self.entry(segment, index)
+            .record_ticket(self.me.epoch, reference, ticket);
     }
 
     /// Makes an own entry FREE; the caller puts it back or goes on using it.
     #[inline]
     pub(crate) fn clear(&self, segment: &Segment, index: u32) {
-        self.entry(segment, index).store(Entry {
-            kind: Kind::Free,
-            epoch: self.me.epoch,
-            line: 0,
-        });
+        self.entry(segment, index).clear(self.me.epoch);
     }
 }
 
@@ -361,4 +414,24 @@ pub(crate) struct Ticket {
     pub(crate) cell: u64,
     /// The position at which the cell is written or read.
     pub(crate) position: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_an_entry_that_can_be_swapped_or_is_free() {
+        let kinds = 0..16_u64;
+        for word in kinds
+            .flat_map(|kind| (0..60).map(move |bit| kind | 1 << bit))
+            .chain([0, u64::MAX])
+        {
+            let entry = Entry::from_word(word);
+            assert!(
+                entry.kind == Kind::Free || entry.to_word() == word,
+                "{word:x}"
+            );
+        }
+    }
 }

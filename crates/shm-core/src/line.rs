@@ -5,84 +5,76 @@
 //! previous one is seen to be stale; the count (24 bits) is of *processes and messages*, never of clones
 //! within a process. Invariant, always: count ≥ lease entries and messages that count (see [`crate::lease`]).
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::steps::{self, Refused};
 
 /// Bits of the count.
 pub(crate) const COUNT_BITS: u32 = 24;
 /// Largest count; one more is an error.
-pub(crate) const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
+pub const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
 /// Generations have 40 bits and wrap.
 pub(crate) const GENERATION_MASK: u64 = (1 << 40) - 1;
 
 /// The word of a counted line, taken apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Counted {
-    pub(crate) generation: u64,
-    pub(crate) count: u64,
+pub struct Counted {
+    /// Grows each time the thing is made anew.
+    pub generation: u64,
+    /// Processes and messages that hold it.
+    pub count: u64,
 }
 
 impl Counted {
-    pub(crate) const fn new(generation: u64, count: u64) -> Self {
+    /// Puts the two together.
+    #[must_use]
+    pub const fn new(generation: u64, count: u64) -> Self {
         Self {
             generation: generation & GENERATION_MASK,
             count,
         }
     }
 
-    pub(crate) const fn from_word(word: u64) -> Self {
+    /// Reads a word.
+    #[must_use]
+    pub const fn from_word(word: u64) -> Self {
         Self {
             generation: word >> COUNT_BITS,
             count: word & COUNT_MAX,
         }
     }
 
-    pub(crate) const fn to_word(self) -> u64 {
+    /// The word.
+    #[must_use]
+    pub const fn to_word(self) -> u64 {
         (self.generation << COUNT_BITS) | self.count
     }
 
     /// The generation after this one.
-    pub(crate) const fn next_generation(self) -> u64 {
+    #[must_use]
+    pub const fn next_generation(self) -> u64 {
         (self.generation + 1) & GENERATION_MASK
     }
 }
 
 /// Adds one reference to a line that the caller holds a reference to.
-///
-/// Relaxed suffices, as in `Arc`: the caller's own reference keeps the thing alive, and whoever receives the
-/// new one does so through a publication that synchronizes.
 pub(crate) fn increment(word: &AtomicU64, generation: u64) -> Result<()> {
-    let mut seen = word.load(Ordering::Relaxed);
-    loop {
-        let now = Counted::from_word(seen);
-        if now.generation != generation || now.count == 0 {
-            return Err(Error::new(
-                ErrorKind::Stale,
-                format!(
-                    "took one more reference to generation {generation}, found generation {} with count {}",
-                    now.generation, now.count
-                ),
-            ));
-        }
-        if now.count == COUNT_MAX {
-            return Err(Error::new(
-                ErrorKind::CountOverflow,
-                format!(
-                    "a block can be referenced by at most {COUNT_MAX} processes and messages at once; drop some of them"
-                ),
-            ));
-        }
-        match word.compare_exchange_weak(
-            seen,
-            Counted::new(generation, now.count + 1).to_word(),
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        ) {
-            Ok(_) => return Ok(()),
-            Err(other) => seen = other,
-        }
-    }
+    steps::increment(word, generation).map_err(|refused| match refused {
+        Refused::Stale(now) => Error::new(
+            ErrorKind::Stale,
+            format!(
+                "took one more reference to generation {generation}, found generation {} with count {}",
+                now.generation, now.count
+            ),
+        ),
+        Refused::Overflow => Error::new(
+            ErrorKind::CountOverflow,
+            format!(
+                "a block can be referenced by at most {COUNT_MAX} processes and messages at once; drop some of them"
+            ),
+        ),
+    })
 }
 
 /// What a line counts; kept in its second word.
@@ -164,6 +156,8 @@ impl Mode {
 
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::Ordering;
+
     use super::*;
 
     #[test]

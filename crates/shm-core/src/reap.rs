@@ -6,20 +6,20 @@
 //! ends and slots before blocks before objects; (4) its chunks and at last its row are given back.
 //! `docs/src/protocols.md` says why no other order will do.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
-use crate::cells::{self, Owner};
+use crate::cells::Owner;
 use crate::heap;
-use crate::held::{self, Held};
-use crate::lane;
-use crate::layout::{LINE, counted, header, object as object_layout, row};
+use crate::held;
+use crate::layout::{LINE, counted, object as object_layout, row};
 use crate::lease::{self, Entry, EntryRef, Kind};
-use crate::line::{Counted, Mode, Tag};
 use crate::object;
 use crate::participant::liveness::{self, Verdict};
-use crate::participant::table::{Life, Row, RowState};
+use crate::participant::lock::RowLocks;
+use crate::participant::table::{self, Life, Row, RowState, tag_of};
 use crate::segment::Segment;
+use crate::steps::{self, Named, Reaper};
 
 /// The verdict about a participant, from what its row says.
 pub(crate) fn verdict(arena: &Arena, row: Row<'_>) -> Option<(Owner, RowState, Verdict)> {
@@ -27,31 +27,35 @@ pub(crate) fn verdict(arena: &Arena, row: Row<'_>) -> Option<(Owner, RowState, V
     if owner == arena.me() {
         return Some((owner, state, Verdict::Alive));
     }
+    judge(arena.locks(), row)
+}
+
+/// As [`verdict`], by somebody who need not be a participant.
+pub(crate) fn judge(locks: &RowLocks, row: Row<'_>) -> Option<(Owner, RowState, Verdict)> {
+    let (owner, state) = row.occupant()?;
+    if state.life == Life::Joining {
+        // Its identity may not be written yet. All that is known is its pid, if it is of our namespace; being gone
+        // is then certain, and a reused pid leaves the row to a later look.
+        let ours = liveness::own_namespace().is_some_and(|own| tag_of(own) == state.tag);
+        let verdict = if ours && liveness::has_ended(state.pid) {
+            Verdict::Dead
+        } else {
+            Verdict::Unknown
+        };
+        return (row.occupant() == Some((owner, state))).then_some((owner, state, verdict));
+    }
     let start_time = row.word(row::START_TIME).load(Ordering::Acquire);
     let namespace = row.word(row::PID_NAMESPACE).load(Ordering::Acquire);
-    if state.life == Life::Joining {
-        // Its identity may not be written yet. All that is known is its pid, if it is of our namespace; being
-        // gone is then certain, and a reused pid leaves the row to a later look.
-        let gone = liveness::is_dead(
-            state.pid,
-            u64::MAX,
-            liveness::own_namespace().unwrap_or(0),
-            || None,
-        ) == Verdict::Dead
-            && rustix::process::Pid::from_raw(state.pid as i32).is_some_and(|pid| {
-                rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
-            });
-        return Some((
-            owner,
-            state,
-            if gone { Verdict::Dead } else { Verdict::Alive },
-        ));
-    }
     let verdict = liveness::is_dead(state.pid, start_time, namespace, || {
-        arena.locks().is_held_elsewhere(owner.row).ok()
+        locks.is_held_elsewhere(owner.row).ok()
     });
     // The row may have changed hands while we looked.
     (row.occupant() == Some((owner, state))).then_some((owner, state, verdict))
+}
+
+/// Whether the pid in this row is one that we see.
+pub(crate) fn is_of_our_namespace(row: Row<'_>) -> bool {
+    liveness::own_namespace() == Some(row.word(row::PID_NAMESPACE).load(Ordering::Acquire))
 }
 
 /// Reaps `dead`, which is known to be dead (or is this process, leaving). `false` if a live reaper is at it, or
@@ -63,7 +67,8 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     let Some((occupant, state)) = row.occupant() else {
         return false;
     };
-    if occupant != dead || !become_reaper(arena, row) {
+    let reaper = row.word(row::REAPER);
+    if occupant != dead || !steps::become_reaper(reaper, arena.me(), dead, |o| is_alive(arena, o)) {
         return false;
     }
     // Once more, now that nobody else finishes it meanwhile.
@@ -80,93 +85,39 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     }
     crate::failpoint!("reap.dropped");
     heap::bury_chunks(arena.segment(), dead);
-    if state.life == Life::Alive {
-        arena
-            .segment()
-            .word(header::ALIVE)
-            .fetch_sub(1, Ordering::AcqRel);
-    }
+    crate::failpoint!("reap.returned");
     // The row comes last: until now a killed reaper's successor finds it.
-    row.change(
-        state,
-        RowState {
-            life: Life::Free,
-            epoch: dead.epoch,
-            pid: 0,
-        },
-    );
-    arena
-        .segment()
-        .word(header::MEMBERSHIP)
-        .fetch_add(1, Ordering::AcqRel);
+    row.change(state, RowState::free(dead.epoch));
+    table::changed(arena.segment());
     true
 }
 
-/// Makes this process the one that reaps the row, unless a live one is at it.
-fn become_reaper(arena: &Arena, row: Row<'_>) -> bool {
-    let me = (u64::from(arena.me().row) + 1) | (u64::from(arena.me().epoch) << 16);
-    let word = row.word(row::REAPER);
-    loop {
-        let seen = word.load(Ordering::Acquire);
-        if seen != 0 && seen != me {
-            let other = Owner {
-                row: (seen as u16).wrapping_sub(1),
-                epoch: (seen >> 16) as u16,
-            };
-            let alive = Row::get(arena.segment(), other.row)
-                .and_then(|row| verdict(arena, row))
-                .is_some_and(|(owner, _, verdict)| owner == other && verdict != Verdict::Dead);
-            if alive {
-                return false;
-            }
-        }
-        // Threads of one process are kept apart by the arena's own lock, held by our caller.
-        if word
-            .compare_exchange(seen, me, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
-        {
-            return true;
-        }
-    }
+/// Whether a participant, as far as anyone knows, is not dead.
+fn is_alive(arena: &Arena, other: Owner) -> bool {
+    Row::get(arena.segment(), other.row)
+        .and_then(|row| verdict(arena, row))
+        .is_some_and(|(owner, _, verdict)| owner == other && verdict != Verdict::Dead)
 }
 
 /// Phase 1: every reference on its way becomes HELD or nothing.
 fn settle_tickets(arena: &Arena, dead: Owner) {
-    for entry in lease::entries_of(arena.segment(), dead.row) {
-        loop {
-            let seen = entry.load();
-            if seen.epoch != dead.epoch {
-                break;
-            }
-            let counts = match seen.kind {
-                Kind::Free | Kind::Held | Kind::Dropping => break,
-                Kind::Alloc => line_counted(arena.segment(), &entry, seen.line).is_some(),
-                Kind::Giving | Kind::Recv | Kind::GivingLane | Kind::RecvLane => {
-                    ticket_counts(arena.segment(), dead, &entry, seen)
-                }
-            };
-            // A failed swap means that another reaper was here (and died): look again.
-            if entry.change(
-                seen,
-                seen.with(if counts { Kind::Held } else { Kind::Free }),
-            ) {
-                break;
-            }
-        }
+    for entry in lease::entries_of(arena.segment(), dead) {
+        steps::settle(&entry, dead, |seen| match seen.kind {
+            Kind::Alloc => alloc_counts(arena.segment(), dead, &entry, seen.line),
+            _ => ticket_counts(arena.segment(), dead, &entry, seen),
+        });
     }
 }
 
-/// The count of the entry's line, if the line is still in the entry's generation and counted.
-fn line_counted(segment: &Segment, entry: &EntryRef<'_>, line: u64) -> Option<u64> {
-    let known = heap::locate(segment, line).is_some() || heap::in_object(segment, line);
-    let word = known.then(|| {
-        segment
-            .word(line * LINE + counted::WORD)
-            .load(Ordering::Acquire)
-    })?;
-    let now = Counted::from_word(word);
-    (now.generation == entry.generation.load(Ordering::Relaxed) && now.count > 0)
-        .then_some(now.count)
+/// Whether the dead participant was done making the entry's line anew.
+fn alloc_counts(segment: &Segment, dead: Owner, entry: &EntryRef<'_>, line: u64) -> bool {
+    let in_object = heap::locate(segment, line).is_none();
+    if in_object && !heap::in_object(segment, line) {
+        return false;
+    }
+    let word = segment.word(line * LINE + counted::WORD);
+    let claim = in_object.then(|| segment.word(line * LINE + counted::CLAIMANT));
+    steps::alloc_counts(entry, dead, word, claim)
 }
 
 /// Whether a reference with a ticket counts as its (dead) participant's.
@@ -179,33 +130,30 @@ fn ticket_counts(segment: &Segment, dead: Owner, entry: &EntryRef<'_>, seen: Ent
         return false;
     };
     let word = segment.word(cell * LINE).load(Ordering::Acquire);
-    match seen.kind {
-        Kind::Giving => cells::is_claimed_by(word, dead, position, capacity),
-        Kind::Recv => !cells::is_taken_by(word, dead, position, capacity),
-        Kind::GivingLane => lane::lane_is_free(word, position),
-        Kind::RecvLane => !lane::lane_is_ready(word, position),
-        _ => false,
-    }
+    steps::ticket_counts(seen.kind, word, dead, position, capacity)
 }
 
 /// How many cells the array has that the cell at this line belongs to.
 fn cell_capacity(segment: &Segment, cell: u64) -> Option<u64> {
     let base = heap::block_around(segment, cell)?;
-    for index in 0..object_layout::ARRAY_COUNT {
+    let meta = segment
+        .word(base.line * LINE + counted::META)
+        .load(Ordering::Acquire);
+    if !held::is_object(meta) || base.capacity < object_layout::USER {
+        return None;
+    }
+    (0..object_layout::ARRAY_COUNT).find_map(|index| {
         let descriptor = base.data + object_layout::ARRAYS + index * object_layout::ARRAY;
         let count = segment.word(descriptor).load(Ordering::Acquire) >> 16;
         let first = segment.word(descriptor + 8).load(Ordering::Acquire);
-        let within = (cell * LINE - base.data).checked_sub(first);
-        if within.is_some_and(|within| within / LINE < count) && count > 0 {
-            return Some(count);
-        }
-    }
-    None
+        let within = (cell * LINE - base.data).checked_sub(first)?;
+        (within / LINE < count && count <= u64::from(u32::MAX)).then_some(count)
+    })
 }
 
 /// Phase 2: cells of the objects it held.
 fn mend_objects(arena: &Arena, dead: Owner, pid: u32) {
-    for entry in lease::entries_of(arena.segment(), dead.row) {
+    for entry in lease::entries_of(arena.segment(), dead) {
         let seen = entry.load();
         if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
             continue;
@@ -234,87 +182,52 @@ fn wave_of(segment: &Segment, line: u64) -> Option<Wave> {
         let meta = segment
             .word(line * LINE + counted::META)
             .load(Ordering::Acquire);
-        return match (Tag::from_meta(meta), Mode::from_meta(meta)) {
-            (Some(Tag::Block), Some(Mode::Object)) => Some(Wave::Objects),
-            _ => Some(Wave::Blocks),
-        };
+        return Some(if held::is_object(meta) {
+            Wave::Objects
+        } else {
+            Wave::Blocks
+        });
     }
     heap::in_object(segment, line).then_some(Wave::EndsAndSlots)
 }
 
 /// Phase 3: drops what it held, as the living do, but by compare-and-swap on its entries.
 fn drop_held(arena: &Arena, dead: Owner, wave: Wave) {
-    let segment = arena.segment();
-    for entry in lease::entries_of(segment, dead.row) {
-        loop {
-            let seen = entry.load();
-            if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
-                break;
-            }
-            let generation = entry.generation.load(Ordering::Relaxed);
-            let free = seen.with(Kind::Free);
-            match wave_of(segment, seen.line) {
-                None => {
-                    // It names nothing (any more).
-                    entry.change(seen, free);
-                    break;
-                }
-                Some(found) if found != wave => break,
-                Some(_) => {}
-            }
-            let meta = segment
-                .word(seen.line * LINE + counted::META)
-                .load(Ordering::Acquire);
-            let word = Counted::from_word(
-                segment
-                    .word(seen.line * LINE + counted::WORD)
-                    .load(Ordering::Acquire),
-            );
-            if word.generation != generation {
-                entry.change(seen, free);
-                break;
-            }
-            match (seen.kind, word.count) {
-                (Kind::Dropping, 0) => {
-                    // Dropped, but perhaps nobody was told.
-                    held::after_free(arena, seen.line, Tag::from_meta(meta), meta);
-                    entry.change(seen, free);
-                    break;
-                }
-                (_, 0) => {
-                    entry.change(seen, free);
-                    break;
-                }
-                (Kind::Held, 1) => {
-                    entry.change(seen, seen.with(Kind::Dropping));
-                }
-                (Kind::Dropping, 1) => {
-                    held::free_last(arena, seen.line, generation);
-                    crate::failpoint!("reap.freed");
-                }
-                _ => {
-                    // Shared: clear the record, then subtract; only the one whose swap succeeded does.
-                    if entry.change(seen, free) {
-                        subtract(arena, seen.line, generation);
-                        break;
-                    }
-                }
-            }
-        }
+    for entry in lease::entries_of(arena.segment(), dead) {
+        steps::drop_entry(&entry, dead, &Dropper { arena, wave });
     }
 }
 
-/// Takes one from a count that this process just became responsible for.
-fn subtract(arena: &Arena, line: u64, generation: u64) {
-    if held::subtract_shared(arena, line, generation) {
-        return;
+/// One wave of dropping.
+struct Dropper<'a> {
+    arena: &'a Arena,
+    wave: Wave,
+}
+
+impl Reaper<AtomicU64> for Dropper<'_> {
+    fn named(&self, line: u64) -> Named<'_, AtomicU64> {
+        let segment = self.arena.segment();
+        match wave_of(segment, line) {
+            None => Named::Nothing,
+            Some(found) if found != self.wave => Named::NotNow,
+            Some(_) => Named::Line {
+                word: segment.word(line * LINE + counted::WORD),
+                meta: segment
+                    .word(line * LINE + counted::META)
+                    .load(Ordering::Acquire),
+            },
+        }
     }
-    // It has become the last one meanwhile: adopt it and drop it as the living do. Without a lease for it, it
-    // leaks until the audit.
-    if let Ok(lease) = arena.leases().reserve(arena.segment()) {
-        arena
-            .leases()
-            .record(arena.segment(), lease, Kind::Held, line, generation);
-        drop(Held::adopt(arena, lease, line, generation));
+
+    fn free_last(&self, line: u64, generation: u64) -> bool {
+        held::free_last(self.arena, line, generation)
+    }
+
+    fn after_free(&self, line: u64, meta: u64) {
+        held::after_free(self.arena, line, meta);
+    }
+
+    fn release_unrecorded(&self, line: u64, generation: u64) {
+        held::release_unrecorded(self.arena, line, generation);
     }
 }

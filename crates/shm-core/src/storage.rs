@@ -74,6 +74,10 @@ impl Storage {
 
     /// The sole holder changes who may touch the block.
     pub(crate) fn set_mode(&self, mode: Mode) {
+        if self.arena().is_forked() {
+            // A fork holds nothing; its parent's tensor stays what it is.
+            return;
+        }
         self.meta()
             .store(Tag::meta_of_block(mode), Ordering::Release);
     }
@@ -85,7 +89,7 @@ impl Storage {
 
     /// Makes the block exclusive again if nobody else holds it, here or elsewhere.
     pub(crate) fn try_thaw(&self) -> bool {
-        let sole = self.held.is_sole();
+        let sole = !self.arena().is_forked() && self.held.is_sole();
         if sole {
             self.set_mode(Mode::Exclusive);
         }

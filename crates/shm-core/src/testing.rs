@@ -127,6 +127,12 @@ impl Held {
         let _ = survivor.join();
     }
 
+    /// Closes the child's input, so that it ends by itself, and waits for that.
+    pub(crate) fn let_go(mut self) {
+        drop(self.child.stdin.take());
+        self.wait_until_ended();
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -10,7 +10,7 @@ use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
 use crate::lease::{Kind, Ticket};
 use crate::line;
-use crate::message::{Arrived, Incoming, Outgoing, Parsed, Pin, parse};
+use crate::message::{Arrived, Entries, Incoming, Outgoing, Parsed, Pin, parse};
 use crate::object::{Array, Object};
 
 /// What a put came to. The message is still the caller's unless it is `Done`.
@@ -62,6 +62,14 @@ struct Departure {
 impl Departure {
     fn prepare(object: &Object, pins: &[Pin]) -> Result<Self> {
         let arena = object.arena();
+        arena.check_not_forked("sending a message")?;
+        // Entries are numbers in one participant's table, and lines mean something in one arena only.
+        if pins.iter().any(|pin| !pin.held.arena().is(arena)) {
+            return Err(Error::new(
+                ErrorKind::ForeignArena,
+                "the message was encoded for another arena than the object it is put into; encode it with the object's own arena",
+            ));
+        }
         let mut leases = smallvec::SmallVec::new();
         for pin in pins {
             let moves = pin.held.is_locally_unique();
@@ -133,7 +141,7 @@ impl Departure {
         for &(lease, _) in &self.leases {
             leases.clear(object.arena().segment(), lease);
         }
-        for (pin, (lease, moves)) in message.pins.drain(..).zip(self.leases) {
+        for (pin, (lease, moves)) in message.pins.take().into_iter().zip(self.leases) {
             if moves {
                 pin.held.disarm();
             } else {
@@ -146,11 +154,8 @@ impl Departure {
 impl Object {
     /// Puts a message into array `index`, if there is room. On `Done` the message is empty afterwards.
     ///
-    /// A lane must not be put into by two threads or processes at once; its owner crate sees to that.
-    ///
-    /// # Errors
-    /// `LeasesFull`, `CountOverflow`: nothing was put. `Layout` when the cells contradict each other.
-    pub fn try_put(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
+    /// A lane must not be put into by two threads or processes at once: only who has its end calls this.
+    pub(crate) fn try_put(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
         match self.array(index) {
             Array::Lane { .. } => self.put_lane(index, message),
             _ => self.put_cell(index, message),
@@ -181,7 +186,10 @@ impl Object {
         };
         if let Err(error) = departure.give(self, &message.pins, Kind::Giving, ticket) {
             cells.abandon(pos);
+            self.notify_all();
             departure.cancel(self);
+            // Producers may wait for this cell, consumers for this position.
+            self.notify_all();
             return Err(error);
         }
         crate::failpoint!("put.giving");
@@ -224,11 +232,9 @@ impl Object {
 
     /// Takes the next message out of array `index`. `seen_orphans` is the consumer's own, 0 at first.
     ///
-    /// A lane must not be taken from by two threads or processes at once; its owner crate sees to that.
-    ///
-    /// # Errors
-    /// `LeasesFull`, `OutOfRoom`: the message stays. `Decode`, `Stale`, `WrongMode`: it was garbage and is gone.
-    pub fn try_get(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
+    /// A lane must not be taken from by two threads or processes at once: only who has its end calls this.
+    pub(crate) fn try_get(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
+        self.arena().check_not_forked("receiving a message")?;
         match self.array(index) {
             Array::Lane { .. } => self.get_lane(index),
             _ => self.get_cell(index, seen_orphans),
@@ -249,6 +255,8 @@ impl Object {
             Ok(parsed) => parsed,
             Err(error) => {
                 let _ = cells.release(pos);
+                // The caller gets no message, so it will wake nobody for the cell that became free.
+                self.notify_all();
                 return Err(error);
             }
         };
@@ -284,6 +292,7 @@ impl Object {
             Ok(parsed) => parsed,
             Err(error) => {
                 lane.release(pos);
+                self.notify_all();
                 return Err(error);
             }
         };
@@ -346,7 +355,7 @@ impl Object {
                     extra: entry.extra,
                 })
             })
-            .collect();
+            .collect::<Entries>();
         Incoming {
             entries,
             body: parsed.body,
@@ -365,11 +374,49 @@ impl Object {
             match self.try_get(index, &mut seen) {
                 Ok(Get::Message(message, _)) => drop(message),
                 Ok(_) => break,
+                Err(error) if error.is_shortage() => {
+                    if !self.drain_one_unrecorded(index, &mut seen) {
+                        break;
+                    }
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "a message of a dropped queue could not be released")
+                    tracing::warn!(%error, "a message of a dropped queue could not be released");
                 }
             }
         }
+    }
+
+    /// Takes one message and releases what it holds without entries of our own, for which there is no room. A kill in
+    /// between leaks what it held.
+    fn drain_one_unrecorded(&self, index: usize, seen: &mut u64) -> bool {
+        let payload = if let Ok(cells) = self.cells(index) {
+            let Take::At { pos, .. } = cells.take(self.arena().me(), seen) else {
+                return false;
+            };
+            let payload = cells.read(pos);
+            let _ = cells.release(pos);
+            payload
+        } else if let Ok(lane) = self.lane(index) {
+            let pos = lane.head();
+            if !lane.is_ready(pos) {
+                return false;
+            }
+            let payload = lane.read(pos);
+            lane.release(pos);
+            payload
+        } else {
+            return false;
+        };
+        if let Ok(mut parsed) = parse(self.arena(), &payload) {
+            // Ends and slots before the objects they lie in.
+            parsed
+                .entries
+                .sort_by_key(|entry| !entry.what.is_in_object());
+            for entry in parsed.entries {
+                held::release_unrecorded(self.arena(), entry.line, entry.generation);
+            }
+        }
+        true
     }
 }
 

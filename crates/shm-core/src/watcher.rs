@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::arena::{Arena, Inner};
 use crate::cells::Owner;
 use crate::participant::liveness::Verdict;
-use crate::participant::table::rows;
+use crate::participant::table::{Life, rows};
 use crate::reap;
 
 /// How long it takes at most to notice a new participant, or the death of one without a pidfd.
@@ -71,6 +71,12 @@ fn watch(inner: &Weak<Inner>, stop: &OwnedFd) {
         if !fds[0].revents().is_empty() {
             return;
         }
+        // Whose pidfd is ready is judged by the next look, and polled no more: its row may stay for a while (another
+        // process is reaping it), and a poll that is always ready would spin.
+        let ended: Vec<bool> = fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        let mut ended = ended.into_iter();
+        pidfds.retain(|_, _| !ended.next().unwrap_or(false));
     }
 }
 
@@ -78,22 +84,31 @@ fn watch(inner: &Weak<Inner>, stop: &OwnedFd) {
 fn look(arena: &Arena, pidfds: &mut HashMap<Owner, OwnedFd>) {
     let mut present = Vec::new();
     for row in rows(arena.segment()) {
+        // A pidfd that is not ready says all there is to say, at no cost.
+        if let Some((owner, _)) = row.occupant()
+            && (owner == arena.me() || pidfds.contains_key(&owner))
+        {
+            present.push(owner);
+            continue;
+        }
         let Some((owner, state, verdict)) = reap::verdict(arena, row) else {
             continue;
         };
-        if owner == arena.me() {
-            continue;
-        }
         if verdict == Verdict::Dead {
-            arena.bury(owner);
+            arena.bury_for_certain(owner);
             continue;
         }
-        present.push(owner);
-        if !pidfds.contains_key(&owner)
-            && let Some(pid) = Pid::from_raw(state.pid as i32)
+        // Judged again with the pidfd in hand: who is alive after it was opened was alive when it was, so the pidfd
+        // is of that process. A row that is still JOINING has no identity to judge by.
+        if verdict == Verdict::Alive
+            && state.life == Life::Alive
+            && let Some(pid) = i32::try_from(state.pid).ok().and_then(Pid::from_raw)
             && let Ok(fd) = pidfd_open(pid, PidfdFlags::empty())
+            && reap::verdict(arena, row)
+                .is_some_and(|(again, _, verdict)| again == owner && verdict == Verdict::Alive)
+            && reap::is_of_our_namespace(row)
         {
-            // Judged again with the pidfd in hand: if the pid was reused in between, the row is dead.
+            present.push(owner);
             pidfds.insert(owner, fd);
         }
     }

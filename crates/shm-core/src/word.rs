@@ -11,7 +11,7 @@
 //! A word that is swapped by compare-and-swap carries either the whole position or the whole owner,
 //! so a value seen once does not come back while a late swap could still hit it. The lap is the
 //! position divided by the capacity; whoever needs the position of an owned cell rebuilds it from
-//! the `tail` hint ([`Ring::position_of`]).
+//! the `tail` hint (`Ring::position_of`).
 
 /// Who holds something: a participant's row, and which of the row's users it was.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Hash)]

@@ -51,11 +51,30 @@ impl<R> Inbox<R> {
     }
 }
 
+/// Stops the processes of a [`SpawnContext`]; made by [`SpawnContext::stopper`], and harmless once they have ended.
+#[derive(Clone, Debug)]
+pub struct Stopper {
+    story: Arc<Story>,
+}
+
+impl Stopper {
+    /// As [`SpawnContext::terminate`].
+    pub fn terminate(&self) {
+        supervisor::stop(&self.story, false);
+    }
+
+    /// As [`SpawnContext::kill`].
+    pub fn kill(&self) {
+        supervisor::stop(&self.story, true);
+    }
+}
+
 /// Processes that were started together, and that stop together when one of them fails.
 ///
 /// They are supervised from the start, whether anybody joins or not: at the first failure the others get SIGTERM, and
 /// SIGKILL after the grace period; waits on the queues that they were handed end with the failure. Dropping the
 /// context stops the processes that still run, and waits until they have ended.
+#[must_use = "dropping it stops the processes; keep it and call `join`"]
 pub struct SpawnContext<R> {
     story: Arc<Story>,
     inboxes: Vec<Inbox<R>>,
@@ -146,6 +165,13 @@ impl<R> SpawnContext<R> {
     /// Ends all processes now, with SIGKILL. Returns at once.
     pub fn kill(&self) {
         supervisor::stop(&self.story, true);
+    }
+
+    /// A handle that stops the processes from elsewhere, such as a thread that waits for signals while this one joins.
+    pub fn stopper(&self) -> Stopper {
+        Stopper {
+            story: Arc::clone(&self.story),
+        }
     }
 
     /// Waits for the end and reads the results, once.

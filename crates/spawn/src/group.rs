@@ -1,9 +1,7 @@
-//! What to start: [`Process`] describes one process, [`Group`] collects several that live and fail together, and
-//! [`spawn`] is the short form for the same function several times.
+//! [`Group`]: processes with different functions that live and fail together.
 
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -16,214 +14,10 @@ use crate::image::image;
 use crate::launch::Plan;
 use crate::link::{self, Mailbox, Parcel, Shared};
 use crate::outcome::Outcome;
+use crate::process::{Process, Stdin};
 use crate::run::Options;
 use crate::supervisor;
 use crate::trampoline::{self, Target};
-
-/// Runs `f(rank, args)` in `n` new processes, with ranks from 0.
-///
-/// `f` is a function item (a generic instance too) or a closure that captures nothing; what it needs comes in `args`.
-/// These are encoded once; tensors and queues in them travel as handles. With `n > 1` every process gets its own copy,
-/// so they must hold nothing that only one process may have.
-///
-/// ```no_run
-/// fn greet(rank: usize, name: String) -> Result<String, std::io::Error> {
-///     Ok(format!("{name} from {rank}"))
-/// }
-///
-/// fn main() -> spawn::Result<()> {
-///     spawn::init();
-///     let greetings = spawn::spawn(greet, "hello".to_string(), 2)?.into_results()?;
-///     assert_eq!(greetings, ["hello from 0", "hello from 1"]);
-///     Ok(())
-/// }
-/// ```
-///
-/// A closure that captures is refused when it is built (by `cargo build`; `cargo check` does not look that far):
-///
-/// ```compile_fail
-/// # fn main() -> spawn::Result<()> {
-/// # spawn::init();
-/// let factor = 3;
-/// spawn::spawn(move |_rank, x: u32| Ok::<_, String>(x * factor), 2, 1)?;
-/// # Ok(())
-/// # }
-/// ```
-///
-/// So is a function pointer, which means nothing in another process:
-///
-/// ```compile_fail
-/// # fn twice(_rank: usize, x: u32) -> Result<u32, String> { Ok(2 * x) }
-/// # fn main() -> spawn::Result<()> {
-/// # spawn::init();
-/// let pointer: fn(usize, u32) -> Result<u32, String> = twice;
-/// spawn::spawn(pointer, 2, 1)?;
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-///
-/// When [`init`](crate::init) was not called, `n` is 0, the arguments cannot be encoded (or hold something exclusive
-/// and `n > 1`), or the system does not start a process; then none is left running. What happens in the processes is
-/// told by the [`SpawnContext`].
-pub fn spawn<F, A, R>(f: F, args: A, n: usize) -> Result<SpawnContext<R::Value>>
-where
-    F: Fn(usize, A) -> R + Copy + Send + 'static,
-    A: Serialize + DeserializeOwned,
-    R: Outcome,
-{
-    builder().spawn(f, args, n)
-}
-
-/// [`spawn`] with options.
-///
-/// ```no_run
-/// # use std::time::Duration;
-/// # fn work(_rank: usize, _: ()) {}
-/// # fn main() -> spawn::Result<()> {
-/// # spawn::init();
-/// let mut context = spawn::builder().name("resize").grace(Duration::from_secs(1)).spawn(work, (), 4)?;
-/// # context.join()?;
-/// # Ok(())
-/// # }
-/// ```
-pub fn builder() -> Builder {
-    Builder {
-        process: Process::default(),
-        options: Options::default(),
-    }
-}
-
-/// Options for [`spawn`]; made by [`builder`].
-#[derive(Debug)]
-#[must_use]
-pub struct Builder {
-    process: Process,
-    options: Options,
-}
-
-impl Builder {
-    /// The processes' name; see [`Process::named`].
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.process.name = Some(name.into());
-        self
-    }
-
-    /// What the processes find as their stdin; see [`Process::stdin`].
-    pub fn stdin(mut self, stdin: Stdin) -> Self {
-        self.process.stdin = stdin;
-        self
-    }
-
-    /// How long a process that is to stop has from SIGTERM to SIGKILL. 3 seconds if not set; zero sends SIGKILL at
-    /// once.
-    pub fn grace(mut self, grace: Duration) -> Self {
-        self.options.grace = grace;
-        self
-    }
-
-    /// How long a process has from its start to [`init`](crate::init). 10 seconds if not set.
-    pub fn hello_deadline(mut self, deadline: Duration) -> Self {
-        self.options.hello_deadline = deadline;
-        self
-    }
-
-    /// Starts the processes, as the function [`spawn`] does.
-    ///
-    /// # Errors
-    ///
-    /// As the function [`spawn`].
-    pub fn spawn<F, A, R>(self, f: F, args: A, n: usize) -> Result<SpawnContext<R::Value>>
-    where
-        F: Fn(usize, A) -> R + Copy + Send + 'static,
-        A: Serialize + DeserializeOwned,
-        R: Outcome,
-    {
-        let mut group = Group::new()
-            .grace(self.options.grace)
-            .hello_deadline(self.options.hello_deadline);
-        group.add_replicas(self.process, f, args, n)?;
-        group.start()
-    }
-}
-
-/// What a process finds when it reads its stdin.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Stdin {
-    /// Nothing: /dev/null.
-    #[default]
-    Null,
-    /// This process's own stdin: the same open file. What this process has read ahead into a buffer does not travel,
-    /// so read nothing from it before. The child stays in this process's group, so that it may read a terminal; Ctrl-C
-    /// there reaches it too.
-    Inherit,
-}
-
-/// A process to be started: its name and what it gets from this one.
-///
-/// A string is one too: `group.add("decode", decode, input)`.
-#[derive(Clone, Debug, Default)]
-#[must_use]
-pub struct Process {
-    name: Option<String>,
-    stdin: Stdin,
-}
-
-impl Process {
-    /// A process with a name. Errors, `ps`, `top` and debuggers show it (the latter two the first 15 bytes). Without
-    /// one it is named after its function. Replicas get their number behind it.
-    pub fn named(name: impl Into<String>) -> Process {
-        Process {
-            name: Some(name.into()),
-            ..Process::default()
-        }
-    }
-
-    /// What it finds as its stdin.
-    pub fn stdin(mut self, stdin: Stdin) -> Process {
-        self.stdin = stdin;
-        self
-    }
-
-    /// The name of replica `index` of `n`, in characters that the system takes.
-    fn name_of(&self, target: &Target, index: usize, n: usize) -> String {
-        let name = match &self.name {
-            Some(name) => name
-                .chars()
-                .filter(|character| !character.is_control())
-                .collect(),
-            None => short_name(target.name),
-        };
-        if n > 1 {
-            format!("{name}.{index}")
-        } else {
-            name
-        }
-    }
-}
-
-impl From<&str> for Process {
-    fn from(name: &str) -> Process {
-        Process::named(name)
-    }
-}
-
-impl From<String> for Process {
-    fn from(name: String) -> Process {
-        Process::named(name)
-    }
-}
-
-/// The last word of a type's path: `app::decode::frames<f32>` is "frames", a closure is named after where it stands.
-fn short_name(path: &str) -> String {
-    let path = path.split('<').next().unwrap_or(path);
-    let mut words = path
-        .rsplit("::")
-        .filter(|word| !word.starts_with('{') && !word.is_empty());
-    words.next().unwrap_or("worker").to_owned()
-}
 
 /// A member that has been added: its arguments are packed, its process is not started.
 struct Added<R> {
@@ -233,6 +27,9 @@ struct Added<R> {
     parcel: Parcel,
     inbox: Inbox<R>,
 }
+
+/// Participants that an arena has room for beside the one that starts the others.
+const PROCESSES_MAX: usize = 4094;
 
 /// Processes with different functions that live and fail together: the first failure of any stops all.
 ///
@@ -275,13 +72,13 @@ impl<R: 'static> Group<R> {
         }
     }
 
-    /// See [`Builder::grace`].
+    /// See [`Builder::grace`](crate::Builder::grace).
     pub fn grace(mut self, grace: Duration) -> Self {
         self.options.grace = grace;
         self
     }
 
-    /// See [`Builder::hello_deadline`].
+    /// See [`Builder::hello_deadline`](crate::Builder::hello_deadline).
     pub fn hello_deadline(mut self, deadline: Duration) -> Self {
         self.options.hello_deadline = deadline;
         self
@@ -352,6 +149,14 @@ impl<R: 'static> Group<R> {
             return Err(Error::new(
                 ErrorKind::Usage,
                 "0 processes were asked for: nobody would take the arguments, so ask for at least 1",
+            ));
+        }
+        if n > PROCESSES_MAX {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "{n} processes were asked for; an arena has room for {PROCESSES_MAX} beside this one"
+                ),
             ));
         }
         let first = self.members.len();
@@ -447,7 +252,7 @@ impl<R: 'static> Group<R> {
                 depth,
                 arguments,
                 outcome: inbox.handle(),
-                stdin: stdin_for(&process)?,
+                stdin: process.own_stdin()?,
             });
             inboxes.push(inbox);
         }
@@ -511,43 +316,4 @@ fn no_letterbox(error: BoxError) -> Error {
         "no room in the arena for a process's letterbox",
         error,
     )
-}
-
-fn stdin_for(process: &Process) -> Result<Option<OwnedFd>> {
-    match process.stdin {
-        Stdin::Null => Ok(None),
-        Stdin::Inherit => entry::own_stdin().map(Some).map_err(|error| {
-            Error::caused(
-                ErrorKind::Launch,
-                "this process's stdin cannot be handed on (is it closed?)",
-                error,
-            )
-        }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_come_from_the_last_word_of_the_function() {
-        assert_eq!(short_name("app::decode::frames<app::Wide>"), "frames");
-        assert_eq!(short_name("app::main::{{closure}}"), "main");
-        assert_eq!(short_name("{{closure}}"), "worker");
-    }
-
-    #[test]
-    fn a_process_that_did_not_call_init_may_not_spawn() {
-        // The harness of these tests has no `main` of ours, so nothing called it here.
-        let error = spawn(|_, ()| (), (), 1).unwrap_err();
-        assert!(
-            matches!(error.kind(), ErrorKind::NotInitialized),
-            "{error:?}"
-        );
-        assert!(
-            error.to_string().contains("first line of `main`"),
-            "{error}"
-        );
-    }
 }

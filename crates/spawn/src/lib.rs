@@ -81,6 +81,9 @@
 //! - What a closure captures is checked by size, so a captured value that has none passes. A type without size that
 //!   stands for a right (a token that only its owner can make) is then made anew in the worker: keep such tokens out of
 //!   spawned closures.
+//! - A function that an error names as the reason may not be the first that failed when two fail within microseconds:
+//!   the order is that of the times at which the functions returned or panicked. An error that passes on a peer's
+//!   failure never comes before that failure.
 //! - Signals to the program are not handed on: a SIGTERM that ends it ends its workers (by SIGKILL), one that it
 //!   handles is its own business.
 //! - It needs Linux 5.4 or newer with /proc mounted.
@@ -90,6 +93,7 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("this crate supports 64-bit Linux only: it is built on pidfds, memfds and /proc");
 
+mod builder;
 mod context;
 mod control;
 mod death;
@@ -104,15 +108,19 @@ mod link;
 mod member;
 mod outcome;
 mod panic;
+mod process;
 mod run;
 mod story;
 mod supervisor;
+mod text;
 mod time;
 mod trampoline;
 mod worker;
 
-pub use context::SpawnContext;
+pub use builder::{Builder, builder, spawn};
+pub use context::{SpawnContext, Stopper};
 pub use entry::init;
 pub use error::{Error, ErrorKind, Exit, Result, Worker};
-pub use group::{Builder, Group, Process, Stdin, builder, spawn};
+pub use group::Group;
 pub use outcome::Outcome;
+pub use process::{Process, Stdin};

@@ -54,10 +54,13 @@ impl Member {
     }
 }
 
-/// Gives back what a process held that was waited for.
-pub(crate) fn bury(member: Member) {
+/// Gives back what a process held that was waited for. One that ended before it told its row is found by looking.
+pub(crate) fn bury(member: Option<Member>) {
     if let Ok(arena) = Arena::current() {
-        arena.bury(member.owner());
+        match member {
+            Some(member) => arena.bury(member.owner()),
+            None => arena.bury_the_dead(),
+        }
     }
 }
 
@@ -103,6 +106,7 @@ pub(crate) struct Shared(Object);
 impl Shared {
     /// From now on this process records what becomes of the others that use it.
     pub(crate) fn adopt(&self) {
+        self.0.begin_anew();
         self.0.set_supervisor(self.0.arena().me());
     }
 
@@ -111,6 +115,7 @@ impl Shared {
         self.0.record_failure(&PeerFailure {
             rank: rank_of(worker),
             pid: worker.pid,
+            name: worker.name.clone(),
             cause: cause.to_owned(),
         });
     }
@@ -123,6 +128,11 @@ impl Shared {
 
 fn rank_of(worker: &Worker) -> u32 {
     u32::try_from(worker.rank).unwrap_or(u32::MAX)
+}
+
+/// An error that ended a loop in this process, and that its function could not return.
+pub(crate) fn take_unreported() -> Option<String> {
+    shm_core::failure::take_unreported()
 }
 
 /// Whether an error only passes on that another process has failed or has left.

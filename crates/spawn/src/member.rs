@@ -125,14 +125,19 @@ impl Member {
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        self.arrived && !self.leaving && !self.has_ended()
+        self.arrived && self.is_undecided()
+    }
+
+    /// It may still have something to say about its function.
+    pub(crate) fn is_undecided(&self) -> bool {
+        !self.leaving && !self.has_ended()
     }
 
     /// When its function began to panic, if it did and nothing was heard of it since.
     pub(crate) fn panicking_since(&self) -> Option<u64> {
         self.panicking
             .as_ref()
-            .filter(|panic| panic.in_function && self.is_running())
+            .filter(|panic| panic.in_function && self.is_undecided())
             .map(|panic| panic.at)
     }
 
@@ -395,8 +400,6 @@ impl Member {
                 object.record_departure(&self.worker);
             }
         }
-        if let Some(member) = self.arena {
-            link::bury(member);
-        }
+        link::bury(self.arena);
     }
 }

@@ -206,7 +206,7 @@ impl Run {
             .min()
             .unwrap_or_default();
         // The end of a process without a word counts as the earliest of all.
-        if earliest == 0 || !self.members.iter().any(Member::is_running) {
+        if earliest == 0 || !self.members.iter().any(Member::is_undecided) {
             Duration::ZERO
         } else if follows
             || self

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::error::{Error, Worker};
+use crate::error::{Error, ErrorKind, Worker};
 
 /// Where a process is in its life, as the supervisor has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub(crate) enum Phase {
 pub(crate) struct Story {
     /// Names the context to the supervisor.
     pub(crate) id: u32,
+    /// The process whose supervisor runs this; a bare fork of it has the memory, but no supervisor.
+    pid: u32,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -35,9 +37,15 @@ impl Story {
     pub(crate) fn new(id: u32) -> Story {
         Story {
             id,
+            pid: std::process::id(),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
+    }
+
+    /// Whether this process supervises the context.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
     }
 
     /// All processes have been started.
@@ -62,6 +70,16 @@ impl Story {
 
     /// Waits for the end, up to a time if one is given; `None` when it did not come until then.
     pub(crate) fn wait(&self, until: Option<Instant>) -> Option<Result<(), Error>> {
+        if !self.is_ours() {
+            return Some(Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "this process was forked from process {}, which started and supervises these processes: only that \
+                     one can wait for them or stop them",
+                    self.pid
+                ),
+            )));
+        }
         let mut state = self.state.lock();
         while state.end.is_none() {
             match until {

@@ -79,7 +79,9 @@ pub(crate) fn start(plans: Vec<Plan>, shared: Vec<Shared>, options: Options) -> 
 
 /// Stops the processes of a context; nothing happens if they have ended.
 pub(crate) fn stop(story: &Story, kill: bool) {
-    if let Ok(desk) = desk() {
+    if story.is_ours()
+        && let Ok(desk) = desk()
+    {
         desk.order(Order::Stop { id: story.id, kill });
     }
 }
@@ -294,12 +296,18 @@ impl Supervisor {
         }
     }
 
-    /// A descriptor that is closed later leaves the epoll by itself, since it is the only one of its description.
+    /// Edges, not levels: a descriptor that is closed here stays in the epoll as long as a forked child of the host
+    /// has a copy of it, and would be reported without end. A look always takes all that is there.
     fn watch(&self, id: u32, run: &Run) -> Result<(), Errno> {
         for member in run.members() {
             let data = epoll::EventData::new_u64(token(id, member.worker.rank));
             for descriptor in [&member.pidfd, &member.control].into_iter().flatten() {
-                epoll::add(&self.epoll, descriptor.as_fd(), data, epoll::EventFlags::IN)?;
+                epoll::add(
+                    &self.epoll,
+                    descriptor.as_fd(),
+                    data,
+                    epoll::EventFlags::IN | epoll::EventFlags::ET,
+                )?;
             }
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! From a function to an offset and back: the only file of this crate with `unsafe` in it.
+//! From a function to an offset and back. Besides `text`, which asks the loader where the code is, this is the only
+//! file of this crate with `unsafe` in it.
 //!
 //! For each function that is spawned the compiler makes one [`trampoline`], a plain function of ours that knows the
 //! types. The parent sends where it is; the child, which runs the same image, calls it. The function itself is a type

@@ -1,3 +1,5 @@
+//! The cells by one thread: each step, each refusal, and what reaping leaves.
+
 use super::heap::HeapCells;
 use super::*;
 

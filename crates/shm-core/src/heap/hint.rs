@@ -9,6 +9,7 @@ use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::SLABS;
 use crate::layout::{LINE, ROW, ROWS_START, WORD, descriptor, row};
+use crate::participant::table::Row;
 use crate::segment::Segment;
 
 /// First half of telling a block's owner that it is free, done *while the block is still counted*: a bit in
@@ -19,15 +20,9 @@ pub(crate) fn hint_before_free(segment: &Segment, line: u64) {
     let Some(span) = locate(segment, line) else {
         return;
     };
-    let (State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class))) =
-        chunks.state(span.chunk)
-    else {
+    let Some(index) = span.index else {
         return;
     };
-    let Some(slab) = SLABS.get(class as usize) else {
-        return;
-    };
-    let index = (line * LINE - chunks.offset(span.chunk) - slab.lines) / LINE;
     let word = chunks.offset(span.chunk) + index / 64 * WORD;
     segment
         .word(word)
@@ -47,10 +42,12 @@ pub(crate) fn hint_after_free(segment: &Segment, line: u64) {
         .word(chunk, descriptor::OWNER_SLOT)
         .load(Ordering::Acquire);
     let bit = slot % (64 * row::DIRTY_WORDS);
-    let offset = ROWS_START + u64::from(owner.row) * ROW + row::DIRTY + bit / 64 * WORD;
+    // The state word may be a broken peer's: only rows that exist are written to.
+    let Some(row) = Row::get(segment, owner.row) else {
+        return;
+    };
     // Release: the owner that takes the bit (acquire) finds the count 0.
-    segment
-        .word(offset)
+    row.word(row::DIRTY + bit / 64 * WORD)
         .fetch_or(1 << (bit % 64), Ordering::AcqRel);
 }
 
@@ -78,6 +75,13 @@ impl Inner {
         found
     }
 
+    /// Takes in what others freed in every own chunk, also where no dirty bit (any more) tells.
+    pub(super) fn collect_all(&mut self, segment: &Segment) {
+        for chunk in self.owned.clone() {
+            self.collect_chunk(&Chunks::new(segment), chunk);
+        }
+    }
+
     fn collect_chunk(&mut self, chunks: &Chunks<'_>, chunk: u64) -> bool {
         match chunks.state(chunk) {
             State::Owned(_, Use::Slab(class)) => {
@@ -85,6 +89,10 @@ impl Inner {
                     return false;
                 };
                 let mut found = false;
+                let bump = chunks
+                    .word(chunk, descriptor::BUMP)
+                    .load(Ordering::Relaxed)
+                    .min(slab.blocks);
                 for index in 0..slab.blocks.div_ceil(64) {
                     let word = chunks.segment.word(chunks.offset(chunk) + index * WORD);
                     if word.load(Ordering::Relaxed) == 0 {
@@ -94,9 +102,11 @@ impl Inner {
                     while freed != 0 {
                         let bit = freed.trailing_zeros();
                         freed &= freed - 1;
-                        let line = (chunks.offset(chunk) + slab.lines) / LINE
-                            + index * 64
-                            + u64::from(bit);
+                        let block = index * 64 + u64::from(bit);
+                        if block >= bump {
+                            continue;
+                        }
+                        let line = (chunks.offset(chunk) + slab.lines) / LINE + block;
                         if free_block(chunks.segment, line).is_some() {
                             self.free[class as usize].push(line);
                             found = true;

@@ -18,6 +18,10 @@ pub(crate) struct Span {
     pub(crate) capacity: u64,
     /// The chunk the block lies (or begins) in.
     pub(crate) chunk: u64,
+    /// Number of the block's counted line.
+    pub(crate) line: u64,
+    /// Which block of its slab it is; `None` for a run.
+    pub(crate) index: Option<u64>,
 }
 
 /// Finds the block whose counted line has number `line`; `None` for anything that is no block now.
@@ -42,6 +46,8 @@ pub(crate) fn locate(segment: &Segment, line: u64) -> Option<Span> {
             data: chunks.offset(chunk),
             capacity,
             chunk,
+            line,
+            index: None,
         });
     }
     let chunk = chunks.of_offset(offset)?;
@@ -55,10 +61,17 @@ pub(crate) fn locate(segment: &Segment, line: u64) -> Option<Span> {
         .word(chunk, descriptor::BUMP)
         .load(Ordering::Acquire)
         .min(slab.blocks);
-    (index < bump).then(|| Span {
-        data: chunks.offset(chunk) + slab.data + index * slab.size,
+    let committed = chunks
+        .word(chunk, descriptor::COMMITTED)
+        .load(Ordering::Acquire);
+    let within = slab.data + index * slab.size;
+    // The owner commits a block before it raises the mark; a mark that was not raised by the owner proves nothing.
+    (index < bump && within + slab.size <= committed).then(|| Span {
+        data: chunks.offset(chunk) + within,
         capacity: slab.size,
         chunk,
+        line,
+        index: Some(index),
     })
 }
 

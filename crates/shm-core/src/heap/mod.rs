@@ -13,22 +13,25 @@ use parking_lot::Mutex;
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::{self, CLASSES};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::layout::{LINE, counted, descriptor};
-use crate::lease::{Kind, Leases};
+use crate::lease::Leases;
 use crate::line::{Counted, Mode, Tag};
 use crate::segment::Segment;
+use crate::steps;
 
 mod bury;
 mod hint;
 mod locate;
 mod run;
 mod slab;
+mod trim;
 
 pub(crate) use bury::bury_chunks;
 use bury::sweep_orphans;
 pub(crate) use hint::{hint_after_free, hint_before_free};
 pub(crate) use locate::{block_around, in_object, locate, owner_of_line};
+pub(crate) use trim::usage;
 
 /// One process's allocator.
 pub(crate) struct Heap {
@@ -80,37 +83,40 @@ impl Heap {
         mode: Mode,
     ) -> Result<Candidate> {
         let mut inner = self.inner.lock();
+        let mut trimmed = false;
         loop {
             let found = match class::class_of_size(bytes) {
-                Some(class) => inner.small(segment, self.me, class)?,
-                None => inner.large(segment, self.me, bytes)?,
+                Some(class) => inner.small(segment, self.me, class),
+                None => inner.large(segment, self.me, bytes),
             };
-            leases.record(segment, lease, Kind::Alloc, found.line, found.generation);
-            crate::failpoint!("block.alloc.recorded");
+            let found = match found {
+                Ok(found) => found,
+                // What is kept for other sizes may be what is missing for this one.
+                Err(error) if !trimmed && matches!(error.kind(), ErrorKind::OutOfRoom(_)) => {
+                    trimmed = true;
+                    if inner.trim(segment, self.me) == 0 {
+                        return Err(error);
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let word = segment.word(found.line * LINE + counted::WORD);
-            let free = word.load(Ordering::Relaxed);
-            // Acquire: pairs with the release of whoever dropped the block; its accesses are over.
-            if Counted::from_word(free).count == 0
-                && word
-                    .compare_exchange(
-                        free,
-                        Counted::new(found.generation, 1).to_word(),
-                        Ordering::AcqRel,
-                        Ordering::Relaxed,
-                    )
-                    .is_ok()
-            {
-                crate::failpoint!("block.alloc.counted");
+            // Before it counts: whoever finds the block counted, our reaper say, finds it to be what it is. Nobody
+            // but the chunk's owner, under this lock, makes a block anew, so nobody relies on these words now.
+            let prepare = || {
                 segment
                     .word(found.line * LINE + counted::LENGTH)
                     .store(bytes, Ordering::Relaxed);
                 segment
                     .word(found.line * LINE + counted::META)
-                    .store(Tag::meta_of_block(mode), Ordering::Release);
-                leases.set(segment, lease, Kind::Held);
+                    .store(Tag::meta_of_block(mode), Ordering::Relaxed);
+            };
+            let block = (found.line, found.generation);
+            let entry = leases.entry(segment, lease);
+            if steps::allocate(&entry, self.me.epoch, block, word, prepare) {
                 return Ok(found);
             }
-            leases.clear(segment, lease);
         }
     }
 
@@ -119,6 +125,7 @@ impl Heap {
         self.inner.lock().put(segment, self.me, line);
     }
 }
+
 impl Inner {
     /// Claims chunks; when the arena has none left, gives own unused ones back first and tries once more.
     fn claim(&mut self, segment: &Segment, me: Owner, count: u64) -> Result<u64> {
@@ -166,6 +173,7 @@ impl Inner {
                 if !heads.contains(&span.chunk) {
                     heads.push(span.chunk);
                 }
+                self.share_runs(segment, me);
             }
             _ => {}
         }

@@ -54,7 +54,7 @@ impl Inner {
 }
 
 pub(super) fn orphan_run(chunks: &Chunks<'_>, dead: Owner, head: u64, count: u32) {
-    for distance in 1..count {
+    for distance in 1..chunks.run_length(head, count) {
         let tail = Use::Tail(distance);
         chunks.change(
             head + u64::from(distance),
@@ -71,7 +71,7 @@ pub(super) fn orphan_run(chunks: &Chunks<'_>, dead: Owner, head: u64, count: u32
 
 /// Makes the orphaned tails of a run `owner`'s, as its head is.
 pub(super) fn adopt_tails(chunks: &Chunks<'_>, owner: Owner, head: u64, count: u32) {
-    for distance in 1..count {
+    for distance in 1..chunks.run_length(head, count) {
         let tail = Use::Tail(distance);
         chunks.change(
             head + u64::from(distance),

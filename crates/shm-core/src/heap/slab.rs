@@ -40,7 +40,12 @@ impl Inner {
                 if self.adopt_slab(segment, me, class) {
                     return Ok(None);
                 }
-                let chunk = self.claim(segment, me, 1)?;
+                let chunk = match self.claim(segment, me, 1) {
+                    Ok(chunk) => chunk,
+                    // Looking for chunks to give back, it met blocks that others had freed.
+                    Err(_) if !self.free[class as usize].is_empty() => return Ok(None),
+                    Err(error) => return Err(error),
+                };
                 format_slab(&chunks, me, chunk, class, slab).inspect_err(|_| {
                     chunks.change(chunk, State::Owned(me, Use::Nothing), State::Free);
                 })?;

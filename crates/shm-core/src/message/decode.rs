@@ -21,15 +21,35 @@ pub(crate) struct Arrived {
     pub(crate) extra: SmallVec<[u8; 40]>,
 }
 
+/// The handles of a message, those that were taken out left empty.
+///
+/// Dropped in order: ends and slots lie in the block of their object, which may be gone with its last handle.
+#[derive(Debug, Default)]
+pub(crate) struct Entries(pub(crate) SmallVec<[Option<Arrived>; 4]>);
+
+impl FromIterator<Option<Arrived>> for Entries {
+    fn from_iter<I: IntoIterator<Item = Option<Arrived>>>(entries: I) -> Self {
+        Self(entries.into_iter().collect())
+    }
+}
+
+impl Drop for Entries {
+    fn drop(&mut self) {
+        for entry in &mut self.0 {
+            drop(entry.take_if(|entry| entry.what.is_in_object()));
+        }
+    }
+}
+
 pub(super) struct DecodeScope {
-    pub(super) entries: SmallVec<[Option<Arrived>; 4]>,
+    pub(super) entries: Entries,
     pub(super) error: Option<Error>,
 }
 
 /// A message that was taken out of its cell; this process holds what it refers to. Dropping it releases that.
 #[derive(Debug)]
 pub struct Incoming {
-    pub(crate) entries: SmallVec<[Option<Arrived>; 4]>,
+    pub(crate) entries: Entries,
     pub(crate) body: Body,
 }
 
@@ -39,12 +59,12 @@ impl Incoming {
     /// # Errors
     /// `Decode` when the bytes are not what the type reads; everything the message held is released then.
     pub fn decode<T: DeserializeOwned>(mut self) -> Result<T> {
-        if self.entries.first().is_some_and(|entry| {
+        if self.entries.0.first().is_some_and(|entry| {
             entry
                 .as_ref()
                 .is_some_and(|entry| entry.what == What::Spill)
         }) {
-            self.entries.remove(0);
+            self.entries.0.remove(0);
         }
         let entries = std::mem::take(&mut self.entries);
         decode_with(entries, &self.body)
@@ -59,10 +79,7 @@ impl Drop for DecodeGuard {
     }
 }
 
-pub(super) fn decode_with<T: DeserializeOwned>(
-    entries: SmallVec<[Option<Arrived>; 4]>,
-    body: &[u8],
-) -> Result<T> {
+pub(super) fn decode_with<T: DeserializeOwned>(entries: Entries, body: &[u8]) -> Result<T> {
     let guard = DecodeGuard(DECODING.replace(Some(DecodeScope {
         entries,
         error: None,
@@ -72,7 +89,7 @@ pub(super) fn decode_with<T: DeserializeOwned>(
     drop(guard);
     let type_name = std::any::type_name::<T>();
     let (left, error) = scope.map_or((0, None), |scope| {
-        (scope.entries.iter().flatten().count(), scope.error)
+        (scope.entries.0.iter().flatten().count(), scope.error)
     });
     match outcome {
         Ok((value, [])) if left == 0 => Ok(value),

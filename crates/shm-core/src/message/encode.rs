@@ -1,5 +1,7 @@
 //! Making a message of a value: serialize, drop the value, look whether what is exclusive is really gone.
 
+use core::fmt;
+use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
 
 use serde::Serialize;
@@ -11,13 +13,18 @@ use super::parse::{
     Body, Entry, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
     parse_spilled, words_of,
 };
+use super::strict::Whole;
 use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
+use crate::layout::{LINE, counted};
 use crate::line::Mode;
 use crate::object::Object;
 use crate::storage::Storage;
+
+/// Buffers up to this many bytes are kept.
+const KEPT: usize = 1 << 20;
 
 /// A reference on its way out, still held by this process.
 #[derive(Debug)]
@@ -26,18 +33,57 @@ pub(crate) struct Pin {
     pub(crate) what: What,
 }
 
+impl Pin {
+    /// What the header of its block says now.
+    fn mode(&self) -> Option<Mode> {
+        let meta = self
+            .held
+            .arena()
+            .segment()
+            .word(self.held.line * LINE + counted::META)
+            .load(Ordering::Acquire);
+        Mode::from_meta(meta)
+    }
+}
+
+/// The references of a message.
+///
+/// Dropped in order: ends and slots lie in the block of their object, which may be gone with its last handle.
+#[derive(Debug, Default)]
+pub(crate) struct Pins(pub(crate) SmallVec<[Pin; 4]>);
+
+impl Pins {
+    pub(crate) fn take(&mut self) -> SmallVec<[Pin; 4]> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl std::ops::Deref for Pins {
+    type Target = [Pin];
+
+    fn deref(&self) -> &[Pin] {
+        &self.0
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        self.0.retain(|pin| !pin.what.is_in_object());
+    }
+}
+
 /// An encoded message that was not sent yet. Dropping it releases what it holds.
 #[derive(Debug)]
 pub struct Outgoing {
     pub(crate) payload: [u64; PAYLOAD_WORDS],
     /// Spill block first, if there is one, then the handles of the table.
-    pub(crate) pins: SmallVec<[Pin; 4]>,
+    pub(crate) pins: Pins,
 }
 
 pub(super) struct EncodeScope {
     pub(super) arena: Arena,
     pub(super) table: Vec<u8>,
-    pub(super) pins: SmallVec<[Pin; 4]>,
+    pub(super) pins: Pins,
     pub(super) error: Option<Error>,
 }
 
@@ -55,7 +101,7 @@ impl EncodeGuard {
         let scope = EncodeScope {
             arena: arena.clone(),
             table,
-            pins: SmallVec::new(),
+            pins: Pins::default(),
             error: None,
         };
         Self(ENCODING.replace(Some(scope)))
@@ -95,13 +141,25 @@ impl postcard::ser_flavors::Flavor for Append {
 }
 
 /// Why a value could not be made a message, with the value where it is still whole.
-#[derive(Debug)]
 pub struct EncodeError<T> {
     /// What went wrong.
     pub error: Error,
     /// The value; `None` when it was dropped to see whether its exclusive tensors are really gone
     /// (`StillHeld`: whoever held on to them has them still).
     pub value: Option<T>,
+}
+
+// Not derived: the value need not be printable for the error to be.
+impl<T> fmt::Debug for EncodeError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EncodeError")
+            .field("error", &self.error)
+            .field(
+                "value",
+                &self.value.as_ref().map(|_| std::any::type_name::<T>()),
+            )
+            .finish()
+    }
 }
 
 impl<T> EncodeError<T> {
@@ -131,7 +189,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
     table.clear();
     body.clear();
     let guard = EncodeGuard::enter(arena, table);
-    let outcome = postcard::serialize_with_flavor(&value, Append(body));
+    let outcome = postcard::serialize_with_flavor(&Whole(&value), Append(body));
     let Some(scope) = guard.leave() else {
         unreachable!("the guard put a scope in place");
     };
@@ -159,14 +217,20 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
     };
     drop(value);
     let finished = finish(arena, scope.pins, &scope.table, &body);
-    BUFFERS.set((scope.table, body));
+    // One large message must not keep its size in memory for as long as the thread lives.
+    if scope.table.capacity().max(body.capacity()) <= KEPT {
+        BUFFERS.set((scope.table, body));
+    }
     finished.map_err(|error| EncodeError { error, value: None })
 }
 
 /// Checks that exclusive handles are really gone, and lays the message out.
-fn finish(arena: &Arena, pins: SmallVec<[Pin; 4]>, table: &[u8], body: &[u8]) -> Result<Outgoing> {
-    for pin in &pins {
-        if pin.what.is_exclusive() && !pin.held.is_locally_unique() {
+fn finish(arena: &Arena, mut pins: Pins, table: &[u8], body: &[u8]) -> Result<Outgoing> {
+    for pin in pins.iter().filter(|pin| pin.what.is_exclusive()) {
+        // Besides the handle itself: code that still had it while it was serialized may have frozen it since, and
+        // sent it elsewhere.
+        let is_still = pin.what == What::ExclusiveEnd || pin.mode() == Some(Mode::Exclusive);
+        if !is_still || !pin.held.is_sole() {
             return Err(Error::new(
                 ErrorKind::StillHeld,
                 "the message holds an exclusive tensor (or lane end) that occurs twice in it, or that this process still holds elsewhere (in an Arc, say); \
@@ -212,13 +276,14 @@ fn finish(arena: &Arena, pins: SmallVec<[Pin; 4]>, table: &[u8], body: &[u8]) ->
     payload[1] = held.line;
     payload[2] = held.generation;
     payload[3] = length as u64;
-    let mut all = SmallVec::with_capacity(pins.len() + 1);
-    all.push(Pin {
-        held,
-        what: What::Spill,
-    });
-    all.extend(pins);
-    Ok(Outgoing { payload, pins: all })
+    pins.0.insert(
+        0,
+        Pin {
+            held,
+            what: What::Spill,
+        },
+    );
+    Ok(Outgoing { payload, pins })
 }
 
 impl Outgoing {
@@ -226,10 +291,10 @@ impl Outgoing {
     ///
     /// # Errors
     /// `Decode` when the type does not read what it wrote.
-    pub fn decode<T: DeserializeOwned>(self) -> Result<T> {
+    pub fn decode<T: DeserializeOwned>(mut self) -> Result<T> {
         let view = View::parse(&self)?;
         let entries = view.entries;
-        let mut pins = self.pins.into_iter();
+        let mut pins = self.pins.take().into_iter();
         if self.payload[0] as u8 == FORM_SPILLED {
             pins.next();
         }
@@ -255,19 +320,20 @@ impl Outgoing {
         if self.pins.iter().any(|pin| pin.what.is_exclusive()) {
             return Err(Error::new(
                 ErrorKind::StillHeld,
-                "an exclusive tensor can go to one process only; `freeze()` it to send it to several",
+                "an exclusive tensor, or the end of a lane, can go to one process only; `freeze()` the tensor to send it to several, and use a `Queue` for several receivers",
             ));
         }
-        let mut pins: SmallVec<[Pin; 4]> = self
-            .pins
-            .iter()
-            .map(|pin| Pin {
-                held: pin.held.clone(),
-                what: pin.what,
-            })
-            .collect();
+        let mut pins = Pins(
+            self.pins
+                .iter()
+                .map(|pin| Pin {
+                    held: pin.held.clone(),
+                    what: pin.what,
+                })
+                .collect(),
+        );
         let mut payload = self.payload;
-        if let Some(first) = pins.first_mut()
+        if let Some(first) = pins.0.first_mut()
             && first.what == What::Spill
         {
             let source = Storage::over(first.held.clone())?;

@@ -10,13 +10,19 @@ mod decode;
 mod encode;
 mod parse;
 mod serde;
+mod strict;
 
-pub(crate) use decode::Arrived;
 pub use decode::Incoming;
+pub(crate) use decode::{Arrived, Entries};
 pub(crate) use encode::Pin;
+#[cfg(test)]
+pub(crate) use encode::Pins;
 pub use encode::{EncodeError, Outgoing, encode};
+pub(crate) use parse::What;
 pub(crate) use parse::{FORM_SLOT, Parsed, parse};
-pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
+pub(crate) use serde::{
+    deserialize_slots, deserialize_tensor, refuse, serialize_slots, serialize_tensor,
+};
 
 /// A value sent to oneself, for tests of what is in messages.
 #[cfg(test)]

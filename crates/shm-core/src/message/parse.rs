@@ -67,6 +67,11 @@ impl What {
         })
     }
 
+    /// Whether its line lies in an object's block, and so is gone with the object.
+    pub(crate) const fn is_in_object(self) -> bool {
+        matches!(self, Self::End | Self::ExclusiveEnd | Self::Slot)
+    }
+
     pub(super) const fn is_exclusive(self) -> bool {
         matches!(self, Self::Exclusive | Self::ExclusiveEnd)
     }
@@ -233,7 +238,40 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
     for entry in &entries {
         check(arena, entry)?;
     }
+    check_counts(arena, &entries)?;
     Ok(Parsed { entries, body })
+}
+
+/// Checks that no line is named more often than it is counted: each name becomes a reference, and one too many would
+/// free the block while others use it. What is exclusive is counted once.
+fn check_counts(arena: &Arena, entries: &[Entry]) -> Result<()> {
+    let count = |entry: &Entry| {
+        let word = arena
+            .segment()
+            .word(entry.line * LINE + counted::WORD)
+            .load(core::sync::atomic::Ordering::Acquire);
+        Counted::from_word(word).count
+    };
+    let once = |entry: &Entry| entry.what == What::Exclusive && count(entry) != 1;
+    if entries.iter().any(once) {
+        return Err(malformed("an exclusive tensor has another holder"));
+    }
+    if entries.len() < 2 {
+        return Ok(());
+    }
+    let mut lines: SmallVec<[(u64, usize); 4]> = entries
+        .iter()
+        .enumerate()
+        .map(|(index, entry)| (entry.line, index))
+        .collect();
+    lines.sort_unstable();
+    let too_often = lines
+        .chunk_by(|one, other| one.0 == other.0)
+        .any(|same| same.len() > 1 && count(&entries[same[0].1]) < same.len() as u64);
+    if too_often {
+        return Err(malformed("a handle occurs more often than it is counted"));
+    }
+    Ok(())
 }
 
 /// Checks that an entry names something that is there, in that generation, counted, and of that kind.

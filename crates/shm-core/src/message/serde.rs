@@ -8,7 +8,7 @@ use super::parse::{What, malformed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 use crate::line::Mode;
-use crate::object::{End, Object};
+use crate::object::{End, LaneEnd, Object};
 use crate::storage::Storage;
 use crate::tensor::Geometry;
 
@@ -22,10 +22,12 @@ fn serialize_handle<S: Serializer>(
 ) -> Result<S::Ok, S::Error> {
     let index = ENCODING.with_borrow_mut(|scope| {
         let Some(scope) = scope else { return Err(OUTSIDE.to_owned()) };
-        if !held.arena().same(&scope.arena) {
+        // Not only of the same arena but of this one participation in it: entries are numbers in its lease table.
+        if !held.arena().is(&scope.arena) {
             let error = Error::new(
                 ErrorKind::ForeignArena,
-                "the value holds a tensor (or queue) of another arena than the queue it is put into; copy it with `copy_into(queue.arena())`",
+                "the value holds a tensor (or queue) of another arena than the queue it is put into (or of another handle by which this process \
+                 joined the same arena once more); copy it with `copy_into(queue.arena())`",
             );
             let text = error.to_string();
             scope.error = Some(error);
@@ -41,8 +43,8 @@ fn serialize_handle<S: Serializer>(
             // A geometry has at most 8 extents, strides and an offset of at most 10 bytes each: below 256.
             scope.table[at + 11] = (scope.table.len() - at - 12) as u8;
         }
-        scope.pins.push(Pin { held: held.clone(), what });
-        Ok(scope.pins.len() as u32 - 1)
+        scope.pins.0.push(Pin { held: held.clone(), what });
+        Ok(scope.pins.0.len() as u32 - 1)
     });
     match index {
         Ok(index) => serializer.serialize_u32(index),
@@ -68,7 +70,12 @@ fn deserialize_handle<'de, D: Deserializer<'de>>(
                 scope.error = Some(error);
                 Err(text)
             };
-            let Some(entry) = scope.entries.get_mut(index as usize).and_then(Option::take) else {
+            let Some(entry) = scope
+                .entries
+                .0
+                .get_mut(index as usize)
+                .and_then(Option::take)
+            else {
                 return fail(scope, malformed("a handle is missing or taken out twice"));
             };
             if !wanted.contains(&entry.what) {
@@ -114,15 +121,19 @@ pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
     };
     let read = read();
     drop(arrived);
-    read.map_err(|error: Error| {
-        let text = error.to_string();
-        DECODING.with_borrow_mut(|scope| {
-            if let Some(scope) = scope {
-                scope.error = Some(error);
-            }
-        });
-        serde::de::Error::custom(text)
-    })
+    read.map_err(refuse)
+}
+
+/// Why what arrived does not fit, as serde wants it; the reader of the message is told by the error itself, since
+/// postcard keeps no text.
+pub(crate) fn refuse<E: serde::de::Error>(error: Error) -> E {
+    let text = error.to_string();
+    DECODING.with_borrow_mut(|scope| {
+        if let Some(scope) = scope {
+            scope.error = Some(error);
+        }
+    });
+    E::custom(text)
 }
 
 impl Serialize for Object {
@@ -134,7 +145,7 @@ impl Serialize for Object {
 impl<'de> Deserialize<'de> for Object {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let arrived = deserialize_handle(deserializer, &[What::Object])?;
-        Self::over(arrived.held).map_err(serde::de::Error::custom)
+        Self::over(arrived.held).map_err(refuse)
     }
 }
 
@@ -146,34 +157,22 @@ impl Serialize for End {
 
 impl<'de> Deserialize<'de> for End {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self {
-            held: deserialize_handle(deserializer, &[What::End])?.held,
-        })
+        let held = deserialize_handle(deserializer, &[What::End])?.held;
+        Self::over(held).map_err(refuse)
     }
 }
 
-impl End {
-    /// Serializes an end that only one process may hold: sending it moves it, as with an exclusive tensor.
-    ///
-    /// # Errors
-    /// Outside a message.
-    pub(crate) fn serialize_exclusive<S: Serializer>(
-        &self,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serialize_handle(&self.held, What::ExclusiveEnd, None, serializer)
+/// As an exclusive tensor: sending it moves it.
+impl Serialize for LaneEnd {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serialize_handle(self.held(), What::ExclusiveEnd, None, serializer)
     }
+}
 
-    /// Reads what [`serialize_exclusive`](Self::serialize_exclusive) wrote.
-    ///
-    /// # Errors
-    /// Outside a message, or when the entry is something else.
-    pub(crate) fn deserialize_exclusive<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Self, D::Error> {
-        Ok(Self {
-            held: deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held,
-        })
+impl<'de> Deserialize<'de> for LaneEnd {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let held = deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held;
+        Self::over(held).map_err(refuse)
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct Placed {
 
 /// An array of cells in an object, as the algorithms of [`crate::cells`] and [`crate::lane`] see it.
 #[derive(Debug, Clone, Copy)]
-pub struct ArrayRef<'a> {
+pub(crate) struct ArrayRef<'a> {
     pub(super) cells: &'a [AtomicU64],
     /// The object's own words, in front of all arrays.
     pub(super) header: &'a [AtomicU64; HEADER_WORDS],
@@ -66,12 +66,12 @@ pub(crate) const HEADER_WORDS: usize = (object::USER / WORD) as usize;
 
 /// What a consumer looks at while it spins.
 #[derive(Debug)]
-pub enum Lookout<'a> {
-    /// For messages in cells.
+pub struct Lookout<'a>(pub(super) Watched<'a>);
+
+#[derive(Debug)]
+pub(super) enum Watched<'a> {
     Cells(Cells<ArrayRef<'a>>),
-    /// For messages in a lane.
     Lane(Lane<ArrayRef<'a>>),
-    /// Nothing comes here.
     Nothing,
 }
 
@@ -80,10 +80,10 @@ impl Lookout<'_> {
     #[inline(always)]
     #[must_use]
     pub fn glance(&self) -> bool {
-        match self {
-            Self::Cells(cells) => cells.glance(),
-            Self::Lane(lane) => lane.glance(),
-            Self::Nothing => false,
+        match &self.0 {
+            Watched::Cells(cells) => cells.glance(),
+            Watched::Lane(lane) => lane.glance(),
+            Watched::Nothing => false,
         }
     }
 }

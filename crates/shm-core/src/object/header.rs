@@ -26,6 +26,10 @@ pub enum ObjectKind {
     Ring,
     /// A barrier.
     Barrier,
+    /// The names of an arena.
+    Names,
+    /// A value that has a name.
+    Published,
 }
 
 impl ObjectKind {
@@ -36,6 +40,8 @@ impl ObjectKind {
             Self::Event => 3,
             Self::Ring => 4,
             Self::Barrier => 5,
+            Self::Names => 32,
+            Self::Published => 33,
         }
     }
 
@@ -46,6 +52,8 @@ impl ObjectKind {
             3 => Self::Event,
             4 => Self::Ring,
             5 => Self::Barrier,
+            32 => Self::Names,
+            33 => Self::Published,
             _ => return None,
         })
     }
@@ -57,6 +65,8 @@ impl ObjectKind {
             Self::Event => "event",
             Self::Ring => "ring",
             Self::Barrier => "barrier",
+            Self::Names => "table of names",
+            Self::Published => "published value",
         }
     }
 }
@@ -85,10 +95,17 @@ impl Object {
                 ));
             }
         }
-        let user_bytes = (user_words * WORD).next_multiple_of(LINE);
         let lines: u64 = arrays.iter().map(|array| array.code_and_count().1).sum();
-        let bytes = object::USER + user_bytes + lines * LINE;
-        let held = Held::allocate(arena, bytes, Mode::Object)?;
+        let user_bytes = user_words
+            .checked_mul(WORD)
+            .and_then(|bytes| bytes.checked_next_multiple_of(LINE));
+        // An arena never has as many bytes as this in the case that it overflows.
+        let bytes = user_bytes
+            .and_then(|user| user.checked_add(object::USER + lines * LINE))
+            .unwrap_or(u64::MAX / 2);
+        let user_bytes = user_bytes.unwrap_or(0);
+        // No object yet: a reaper that found one half made would mend what its memory held before.
+        let held = Held::allocate(arena, bytes, Mode::Message)?;
         let segment = arena.segment();
         let span = heap::locate(segment, held.line)
             .ok_or_else(|| held::stale(held.line, held.generation))?;
@@ -119,12 +136,13 @@ impl Object {
             segment
                 .word(line + counted::META)
                 .store(Tag::End.meta_in_object(held.line), Ordering::Relaxed);
-            segment.word(line).store(
-                Counted::new(held.generation, 0).to_word(),
+            segment.word(line + counted::WORD).store(
+                Counted::new(held.generation << 20, 0).to_word(),
                 Ordering::Relaxed,
             );
         }
-        let this = Self::over(held)?;
+        crate::failpoint!("object.unborn");
+        let this = Self::read(held)?;
         for (index, placed) in this.arrays.iter().enumerate() {
             match placed.array {
                 Array::Cells { .. } => this.cells(index)?.init(),
@@ -135,29 +153,44 @@ impl Object {
                         segment
                             .word(line + counted::META)
                             .store(Tag::Slot.meta_in_object(this.held.line), Ordering::Relaxed);
+                        // Far from the generations that slots of an earlier object at this place had.
+                        let generation = this.held.generation << 20;
+                        segment
+                            .word(line + counted::WORD)
+                            .store(Counted::new(generation, 0).to_word(), Ordering::Relaxed);
                     }
                 }
                 Array::None => {}
             }
         }
+        // Release: who finds an object finds a whole one.
+        segment
+            .word(this.held.line * LINE + counted::META)
+            .store(Tag::meta_of_block(Mode::Object), Ordering::Release);
         Ok(this)
     }
 
     /// The object that a held block is; every number in its header is checked here.
     pub(crate) fn over(held: Held) -> Result<Self> {
-        let arena = held.arena().clone();
-        let segment = arena.segment();
-        let meta = segment
+        let meta = held
+            .arena()
+            .segment()
             .word(held.line * LINE + counted::META)
             .load(Ordering::Acquire);
-        let span = heap::locate(segment, held.line)
-            .ok_or_else(|| held::stale(held.line, held.generation))?;
-        if Tag::from_meta(meta) != Some(Tag::Block) || Mode::from_meta(meta) != Some(Mode::Object) {
+        if !held::is_object(meta) {
             return Err(Error::wrong_mode(
                 "a block of data",
                 "an object (queue, event, ring)",
             ));
         }
+        Self::read(held)
+    }
+
+    fn read(held: Held) -> Result<Self> {
+        let arena = held.arena().clone();
+        let segment = arena.segment();
+        let span = heap::locate(segment, held.line)
+            .ok_or_else(|| held::stale(held.line, held.generation))?;
         let damaged = || {
             Error::new(
                 ErrorKind::Layout,

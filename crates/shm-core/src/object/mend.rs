@@ -1,12 +1,13 @@
 //! What others do to an object on behalf of one who is gone: empty it, mend it, wake its waiters.
 
 use core::sync::atomic::Ordering;
+use std::cell::RefCell;
 
 use super::{Object, event_at};
 use crate::arena::Arena;
 use crate::cells::Owner;
 use crate::heap;
-use crate::held::Held;
+use crate::held::{self, Held};
 use crate::layout::{LINE, counted, object};
 use crate::line::{Mode, Tag};
 
@@ -30,26 +31,94 @@ pub(crate) fn notify_changed(arena: &Arena, line: u64, tag: Tag) {
     }
 }
 
-/// A second look at an object that the caller (or the dead participant it acts for) holds.
-fn borrowed(arena: &Arena, line: u64, generation: u64) -> Option<Object> {
-    let held = Held::open(arena, line, generation).ok()?;
-    Object::over(held).ok()
+thread_local! {
+    /// While this thread empties an object: references it has come upon that may be the last of other objects.
+    static POSTPONED: RefCell<Option<Vec<Postponed>>> = const { RefCell::new(None) };
+}
+
+/// A reference to give back later, with the entry that records it, if one does.
+struct Postponed {
+    arena: Arena,
+    lease: Option<u32>,
+    line: u64,
+    generation: u64,
+}
+
+/// Keeps a reference to an object for later if this thread is emptying another one, so that a queue in a queue in a
+/// queue takes no more stack than one.
+pub(crate) fn postpone(arena: &Arena, lease: Option<u32>, line: u64, generation: u64) -> bool {
+    let postpone = |list: &RefCell<Option<Vec<Postponed>>>| {
+        list.borrow_mut().as_mut().is_some_and(|list| {
+            let meta = arena
+                .segment()
+                .word(line * LINE + counted::META)
+                .load(Ordering::Acquire);
+            let is_object = held::is_object(meta);
+            if is_object {
+                list.push(Postponed {
+                    arena: arena.clone(),
+                    lease,
+                    line,
+                    generation,
+                });
+            }
+            is_object
+        })
+    };
+    // On a thread that is ending there is no list any more, and stack enough for what is left.
+    POSTPONED.try_with(postpone).unwrap_or(false)
+}
+
+/// Begins to collect in this thread; `false` if it does already.
+fn begin() -> bool {
+    let begin = |list: &RefCell<Option<Vec<Postponed>>>| {
+        let mut list = list.borrow_mut();
+        let first = list.is_none();
+        list.get_or_insert_default();
+        first
+    };
+    POSTPONED.try_with(begin).unwrap_or(false)
+}
+
+/// Gives back what was collected, which may add to it, until nothing is left.
+fn finish() {
+    while let Some(next) = POSTPONED.with_borrow_mut(|list| list.as_mut().and_then(Vec::pop)) {
+        match next.lease {
+            Some(lease) => held::give_back_now(&next.arena, lease, next.line, next.generation),
+            None => held::release_unrecorded_now(&next.arena, next.line, next.generation),
+        }
+    }
+    POSTPONED.set(None);
 }
 
 /// Releases what the messages in an object hold. Called by its last holder; safe to call again.
 pub(crate) fn empty(arena: &Arena, line: u64, generation: u64) {
-    let Some(object) = borrowed(arena, line, generation) else {
-        return;
-    };
-    for index in 0..object::ARRAY_COUNT as usize {
-        object.drain(index);
+    let outermost = begin();
+    // With a reference of our own, so that whoever reaps us finds the cells that we are emptying; without room for
+    // one, what we had begun is lost with us.
+    let held = Held::open(arena, line, generation)
+        .unwrap_or_else(|_| Held::uncounted(arena, line, generation));
+    match Object::over(held.clone()) {
+        Ok(object) => {
+            for index in 0..object::ARRAY_COUNT as usize {
+                object.drain(index);
+            }
+            drop(object);
+        }
+        Err(error) => tracing::warn!(%error, "an object cannot be emptied"),
+    }
+    if held.is_locally_unique() {
+        held.give_back_at_once();
+    }
+    if outermost {
+        finish();
     }
 }
 
 /// Mends what a dead participant left in an object it held: its claims become void, its half-taken messages are
-/// handed back, whoever waits is woken to look again.
+/// handed back, whoever waits is woken to look again. The dead one's reference keeps the object.
 pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: u32) {
-    let Some(object) = borrowed(arena, line, generation) else {
+    let Ok(object) = Object::over(Held::uncounted(arena, line, generation)) else {
         return;
     };
     object.set_bereaved(pid);

@@ -10,12 +10,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
 use crate::cells::Cells;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::heap;
 use crate::held::{self, Held};
 use crate::lane::Lane;
-use crate::layout::{LINE, WORD, object};
+use crate::layout::{LINE, WORD, counted, object};
 use crate::line::Counted;
 use crate::participant::table::read_text;
 use crate::segment::Segment;
@@ -26,11 +26,13 @@ mod end;
 mod header;
 mod mend;
 
+pub(crate) use array::ArrayRef;
 pub(crate) use array::Placed;
-pub use array::{Array, ArrayRef, Lookout};
-pub use end::End;
+use array::Watched;
+pub use array::{Array, Lookout};
+pub use end::{End, LaneEnd};
 pub use header::ObjectKind;
-pub(crate) use mend::{empty, mend, notify_changed};
+pub(crate) use mend::{empty, mend, notify_changed, postpone};
 
 /// A reference of this process to an object. Clones are local; the last one gives the reference back.
 #[derive(Clone)]
@@ -80,6 +82,14 @@ impl Object {
     pub fn open(arena: &Arena, handle: [u64; 2]) -> Result<Self> {
         let [line, generation] = handle;
         if heap::locate(arena.segment(), line).is_none() {
+            return Err(held::stale(line, generation));
+        }
+        // Looked at before the count is touched: a number that names somebody's tensor must leave that alone.
+        let meta = arena
+            .segment()
+            .word(line * LINE + counted::META)
+            .load(Ordering::Acquire);
+        if !held::is_object(meta) {
             return Err(held::stale(line, generation));
         }
         Self::over(Held::open(arena, line, generation)?)
@@ -144,7 +154,7 @@ impl Object {
     /// # Errors
     /// `WrongMode` when the array is something else.
     #[inline]
-    pub fn cells(&self, index: usize) -> Result<Cells<ArrayRef<'_>>> {
+    pub(crate) fn cells(&self, index: usize) -> Result<Cells<ArrayRef<'_>>> {
         match self.arrays.get(index) {
             Some(&Placed {
                 array: Array::Cells { .. },
@@ -162,7 +172,7 @@ impl Object {
     /// # Errors
     /// `WrongMode` when the array is something else.
     #[inline]
-    pub fn lane(&self, index: usize) -> Result<Lane<ArrayRef<'_>>> {
+    pub(crate) fn lane(&self, index: usize) -> Result<Lane<ArrayRef<'_>>> {
         match self.arrays.get(index) {
             Some(&Placed {
                 array: Array::Lane { .. },
@@ -175,11 +185,11 @@ impl Object {
     /// What to look at while waiting for a message in array `index`.
     #[must_use]
     pub fn lookout(&self, index: usize) -> Lookout<'_> {
-        match self.array(index) {
-            Array::Cells { .. } => Lookout::Cells(Cells(self.messages(index))),
-            Array::Lane { .. } => Lookout::Lane(Lane(self.messages(index))),
-            Array::None | Array::Slots { .. } => Lookout::Nothing,
-        }
+        Lookout(match self.array(index) {
+            Array::Cells { .. } => Watched::Cells(Cells(self.messages(index))),
+            Array::Lane { .. } => Watched::Lane(Lane(self.messages(index))),
+            Array::None | Array::Slots { .. } => Watched::Nothing,
+        })
     }
 
     /// Array `index` as the algorithms see it; of no cells if it is no array of cells.
@@ -208,24 +218,98 @@ impl Object {
         self.arena().segment().word(self.base + object::FLAGS)
     }
 
-    /// Opens side `index` (0: producers, 1: consumers) for the first time, or once more.
+    /// Whether the message after the one at `position` is there: a wake that was meant for several is passed on.
+    #[must_use]
+    #[inline]
+    pub fn next_is_ready(&self, position: u64) -> bool {
+        self.cells(0)
+            .is_ok_and(|cells| cells.next_is_ready(position))
+    }
+
+    /// Whether the cell after the one at `position` is free.
+    #[must_use]
+    #[inline]
+    pub fn next_is_free(&self, position: u64) -> bool {
+        self.cells(0)
+            .is_ok_and(|cells| cells.next_is_free(position))
+    }
+
+    /// Takes no more messages; those that are there can be taken. Wakes whoever waits.
+    pub fn close(&self) {
+        if let Ok(cells) = self.cells(0) {
+            cells.close();
+        } else if let Ok(lane) = self.lane(0) {
+            lane.close();
+        }
+        self.notify_all();
+    }
+
+    /// Whether it was closed. An object without messages always is.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let cells = self.cells(0).map(|cells| cells.is_closed());
+        cells
+            .or_else(|_| self.lane(0).map(|lane| lane.is_closed()))
+            .unwrap_or(true)
+    }
+
+    /// About how many messages there are.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        let cells = self.cells(0).map(|cells| cells.len());
+        cells
+            .or_else(|_| self.lane(0).map(|lane| lane.len()))
+            .unwrap_or(0)
+    }
+
+    /// Whether [`len`](Self::len) is 0.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes side `index` of a lane (0: the producer, 1: the consumer), of which there is one.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when somebody has it; `WrongMode` for an object without a lane.
+    pub fn lane_end(&self, index: u64) -> Result<LaneEnd> {
+        LaneEnd::take(self, index)
+    }
+
+    /// Opens side `index` (0: producers, 1: consumers) for the first time, or once more. A lane has a
+    /// [`lane_end`](Self::lane_end) instead.
     ///
     /// # Errors
     /// What taking a reference can answer.
     pub fn end(&self, index: u64) -> Result<End> {
+        if matches!(self.array(0), Array::Lane { .. }) {
+            return Err(Error::wrong_mode(
+                "a lane, whose ends are nobody's to share",
+                "a queue with cells",
+            ));
+        }
         let line = self.end_line(index);
-        let held = match Held::acquire_free(self.arena(), line)? {
-            Some(held) => held,
-            None => {
-                let word = self
-                    .arena()
-                    .segment()
-                    .word(line * LINE)
-                    .load(Ordering::Acquire);
-                Held::open(self.arena(), line, Counted::from_word(word).generation)?
+        let word = self.arena().segment().word(line * LINE);
+        let mut tries = 0;
+        loop {
+            if let Some(held) = Held::acquire_free(self.arena(), line)? {
+                return Ok(End::of(self, held));
             }
-        };
-        Ok(End { held })
+            let now = Counted::from_word(word.load(Ordering::Acquire));
+            match Held::open(self.arena(), line, now.generation) {
+                Ok(held) => return Ok(End::of(self, held)),
+                // Its last holder let go, or its first one is just coming: look again.
+                Err(error) if *error.kind() == ErrorKind::Stale && tries < 10_000 => {
+                    tries += 1;
+                    if tries % 1_000 == 0 {
+                        // One that died there keeps the end until it is buried.
+                        self.arena().bury_the_dead();
+                    }
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Line of an end.
@@ -257,6 +341,32 @@ impl Object {
         )
     }
 
+    /// Ties an array of slots to the block that is their memory. `false` if it has one already.
+    pub(crate) fn bind_memory(&self, array: usize, memory: (u64, u64)) -> bool {
+        let [line, generation] = self.memory_words(array);
+        let bound = generation
+            .compare_exchange(0, memory.1 + 1, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
+        if bound {
+            line.store(memory.0, Ordering::Release);
+        }
+        bound
+    }
+
+    /// Whether that block is the memory of an array of slots.
+    pub(crate) fn has_memory(&self, array: usize, memory: (u64, u64)) -> bool {
+        let [line, generation] = self.memory_words(array);
+        (
+            line.load(Ordering::Acquire),
+            generation.load(Ordering::Acquire),
+        ) == (memory.0, memory.1 + 1)
+    }
+
+    fn memory_words(&self, array: usize) -> [&AtomicU64; 2] {
+        let descriptor = object::ARRAYS + array as u64 * object::ARRAY;
+        [2, 3].map(|word| self.header(descriptor + word * WORD))
+    }
+
     pub(crate) fn header(&self, field: u64) -> &AtomicU64 {
         self.arena().segment().word(self.base + field)
     }
@@ -272,6 +382,19 @@ impl Object {
     }
 }
 
+/// What it is and where it was made: what a message about it should say.
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the {} made at {}", self.kind.name(), self.site())?;
+        match self.arrays[0].array {
+            Array::Cells { capacity } | Array::Lane { capacity } => {
+                write!(f, " (room for {capacity})")
+            }
+            Array::None | Array::Slots { .. } => Ok(()),
+        }
+    }
+}
+
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(self.kind.name())
@@ -280,6 +403,7 @@ impl fmt::Debug for Object {
             .finish()
     }
 }
+
 #[inline]
 fn event_at(segment: &Segment, base: u64, index: u64) -> Event<'_, Shared> {
     let line = base + object::EVENTS + index * LINE;

@@ -88,6 +88,15 @@ pub fn is_dead(
     }
 }
 
+/// Whether the process of this pid, in our own namespace, has ended: all that can be asked of one that has not written
+/// down yet when it started. A pid that another process has by now counts as running.
+pub(crate) fn has_ended(pid: u32) -> bool {
+    i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .is_some_and(|pid| matches!(sight(pid), Sighting::Gone | Sighting::Ended))
+}
+
 /// The rule within one namespace. The lock has no say: a forked child may keep it, a wholesale close may lose it.
 fn judge_by_sight(sighting: Sighting, start_time: u64) -> Verdict {
     match sighting {

@@ -5,6 +5,7 @@
 //! bare fork keeps a dead parent's lock, and a process that closes descriptors wholesale loses its own while it lives.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
@@ -81,21 +82,15 @@ impl RowLocks {
             .checked_add(row.into())
             .and_then(|at| i64::try_from(at).ok())
             .ok_or(Errno::OVERFLOW)?;
-        let mut lock = libc::flock {
-            l_type: kind as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: start,
-            l_len: 1,
-            // OFD locks demand 0 here.
-            l_pid: 0,
-        };
-        // SAFETY: these commands read and write one `flock`, which `lock` is for the whole call; the descriptor is open as long as `self`.
-        let answer = unsafe { libc::fcntl(self.file.as_fd().as_raw_fd(), command, &raw mut lock) };
-        if answer == -1 {
-            let error = std::io::Error::last_os_error();
-            return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        }
-        Ok(lock.l_type.into())
+        control(self.file.as_fd(), command, kind, start)
+    }
+
+    /// The gate of the arena's file, through this description.
+    ///
+    /// # Errors
+    /// As [`Gate::take`].
+    pub fn gate(&self, patience: Duration) -> Result<Option<Gate<'_>>> {
+        Gate::take(self.file.as_fd(), patience)
     }
 
     fn failure(&self, operation: &'static str, errno: Errno, row: u16) -> Error {
@@ -116,6 +111,76 @@ impl RowLocks {
                 self.base
             ),
         )
+    }
+}
+
+/// One fcntl on the byte at `start`; answers the lock type that the kernel left in the structure.
+fn control(
+    file: BorrowedFd<'_>,
+    command: libc::c_int,
+    kind: libc::c_int,
+    start: i64,
+) -> std::result::Result<libc::c_int, Errno> {
+    let mut lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: 1,
+        // OFD locks demand 0 here.
+        l_pid: 0,
+    };
+    // SAFETY: these commands read and write one `flock`, which `lock` is for the whole call; the descriptor is open for as long as it is borrowed.
+    let answer = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
+    if answer == -1 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    Ok(lock.l_type.into())
+}
+
+/// The byte that whoever changes what a named file's name means has locked: far behind every row's, in all versions.
+const GATE: i64 = 1 << 62;
+
+/// The gate of a named file, held until this is dropped.
+#[derive(Debug)]
+pub struct Gate<'a> {
+    file: BorrowedFd<'a>,
+}
+
+impl<'a> Gate<'a> {
+    /// Takes the gate for the file's description; `None` if another description has had it for longer than `patience`.
+    ///
+    /// It is held for a few system calls, so waiting for long means that its holder was stopped.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn take(file: BorrowedFd<'a>, patience: Duration) -> Result<Option<Self>> {
+        let mut waited = Duration::ZERO;
+        loop {
+            match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, GATE) {
+                Ok(_) => return Ok(Some(Self { file })),
+                Err(Errno::AGAIN | Errno::ACCESS) if waited >= patience => return Ok(None),
+                Err(Errno::AGAIN | Errno::ACCESS) => {
+                    let pause = Duration::from_millis(1);
+                    std::thread::sleep(pause);
+                    waited += pause;
+                }
+                Err(errno) => {
+                    return Err(Error::system(
+                        "fcntl(F_OFD_SETLK)",
+                        errno,
+                        "locking the gate of a named arena",
+                    ));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Gate<'_> {
+    fn drop(&mut self) {
+        // By name, not by closing: a forked child may have the description as well.
+        let _ = control(self.file, libc::F_OFD_SETLK, libc::F_UNLCK, GATE);
     }
 }
 

@@ -17,11 +17,15 @@ pub struct Recorder<'a> {
 
 impl Recorder<'_> {
     fn row(&self) -> Option<Row<'_>> {
-        Row::get(self.arena.segment(), self.arena.me().row)
+        // A fork would write into its parent's.
+        (!self.arena.is_forked())
+            .then(|| Row::get(self.arena.segment(), self.arena.me().row))
+            .flatten()
     }
 
     /// The name of this process, up to 56 bytes.
     pub fn set_name(&self, name: &str) {
+        crate::failpoint::named(name);
         if let Some(row) = self.row() {
             row.write_text(row::NAME, row::NAME_WORDS, name);
         }

@@ -1,9 +1,9 @@
 //! The participant table: one row per process, with its identity and its flight recorder.
 //!
-//! A row's state word is `{state: 4 | epoch: 16 | pid: 32}`, changed by compare-and-swap only:
+//! A row's state word is `{state: 4 | epoch: 16 | pid: 32 | namespace tag: 12}`, changed by compare-and-swap only:
 //! FREE(e) → JOINING(e+1, pid) → ALIVE → FREE(e+1), the last by the participant itself or by a reaper, after
 //! everything that names the row is reaped. The pid is in the word from the first step on, so a process that
-//! dies while joining can be reaped as well.
+//! dies while joining can be reaped as well; the tag tells whose pid it is before the whole namespace is written.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,9 +28,29 @@ pub(crate) struct RowState {
     pub(crate) life: Life,
     pub(crate) epoch: u16,
     pub(crate) pid: u32,
+    /// 12 bits of the pid's namespace.
+    pub(crate) tag: u16,
+}
+
+/// The tag of a namespace as [`Identity`] gives it. Two namespaces may have one tag; a pid is then looked up in the
+/// wrong one, once in 4,096 of the cases in which a process of another namespace is caught between two steps of
+/// joining.
+pub(crate) const fn tag_of(namespace: u64) -> u16 {
+    let mixed = namespace.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 52) as u16
 }
 
 impl RowState {
+    /// Nobody is in the row; `epoch` was the last.
+    pub(crate) const fn free(epoch: u16) -> Self {
+        Self {
+            life: Life::Free,
+            epoch,
+            pid: 0,
+            tag: 0,
+        }
+    }
+
     pub(crate) const fn from_word(word: u64) -> Self {
         let life = match word & 0xf {
             1 => Life::Joining,
@@ -41,6 +61,7 @@ impl RowState {
             life,
             epoch: (word >> 4) as u16,
             pid: (word >> 20) as u32,
+            tag: (word >> 52) as u16,
         }
     }
 
@@ -50,7 +71,9 @@ impl RowState {
             Life::Joining => 1,
             Life::Alive => 2,
         };
-        life | ((self.epoch as u64) << 4) | ((self.pid as u64) << 20)
+        life | ((self.epoch as u64) << 4)
+            | ((self.pid as u64) << 20)
+            | (((self.tag & 0xfff) as u64) << 52)
     }
 }
 
@@ -172,6 +195,8 @@ pub(crate) fn rows(segment: &Segment) -> impl Iterator<Item = Row<'_>> {
 }
 
 /// Commits the first step of rows, or the next one.
+///
+/// One step of [`Segment::commit`], so a failed one takes nothing back that another process took meanwhile.
 pub(crate) fn commit_rows(segment: &Segment, high: u64) -> Result<()> {
     let wanted = (high + ROWS_STEP).min(ROWS);
     let start = ROWS_START + high * ROW;
@@ -183,52 +208,38 @@ pub(crate) fn commit_rows(segment: &Segment, high: u64) -> Result<()> {
     Ok(())
 }
 
-/// Takes a free row for this process. It counts as a participant once [`enter`] was called.
-pub(crate) fn join(segment: &Segment, who: Identity) -> Result<Owner> {
+/// Takes a free row for this process and fills it in; then `locked` is called, and the row is ALIVE.
+pub(crate) fn join(segment: &Segment, who: Identity, locked: impl Fn(u16)) -> Result<Owner> {
     loop {
         for row in rows(segment) {
             let state = row.state();
             if state.life != Life::Free {
                 continue;
             }
-            let epoch = state.epoch.wrapping_add(1);
-            if !row.change(
-                state,
-                RowState {
-                    life: Life::Joining,
-                    epoch,
-                    pid: who.pid,
-                },
-            ) {
+            let joining = RowState {
+                life: Life::Joining,
+                epoch: state.epoch.wrapping_add(1),
+                pid: who.pid,
+                tag: tag_of(who.namespace),
+            };
+            if !row.change(state, joining) {
                 continue;
             }
-            row.word(row::REAPER).store(0, Ordering::Relaxed);
-            row.word(row::START_TIME)
-                .store(who.start_time, Ordering::Relaxed);
-            row.word(row::PID_NAMESPACE)
-                .store(who.namespace, Ordering::Relaxed);
-            row.word(row::LEASES_HIGH).store(0, Ordering::Relaxed);
-            row.word(row::JOINED).store(now_ns(), Ordering::Relaxed);
-            row.word(row::WAITING_FOR).store(0, Ordering::Relaxed);
-            for index in 0..row::DIRECTORY_WORDS {
-                row.word(row::DIRECTORY + index * WORD)
-                    .store(0, Ordering::Relaxed);
+            crate::failpoint!("row.joining");
+            fill_in(row, who);
+            locked(row.number);
+            let alive = RowState {
+                life: Life::Alive,
+                ..joining
+            };
+            // It fails only if somebody took us for dead, against all rules: then the row is not ours any more.
+            if row.change(joining, alive) {
+                changed(segment);
+                return Ok(Owner {
+                    row: row.number,
+                    epoch: joining.epoch,
+                });
             }
-            for index in 0..row::DIRTY_WORDS {
-                row.word(row::DIRTY + index * WORD)
-                    .store(0, Ordering::Relaxed);
-            }
-            for (field, words) in [
-                (row::NAME, row::NAME_WORDS),
-                (row::TASK, row::TASK_WORDS),
-                (row::PANIC, row::PANIC_WORDS),
-            ] {
-                row.write_text(field, words, "");
-            }
-            return Ok(Owner {
-                row: row.number,
-                epoch,
-            });
         }
         let high = rows_high(segment);
         if high >= ROWS {
@@ -243,26 +254,33 @@ pub(crate) fn join(segment: &Segment, who: Identity) -> Result<Owner> {
     }
 }
 
-/// Makes a joined row ALIVE: from here on others count on it.
-pub(crate) fn enter(segment: &Segment, me: Owner, who: Identity) {
-    if let Some(row) = Row::get(segment, me.row) {
-        let joining = RowState {
-            life: Life::Joining,
-            epoch: me.epoch,
-            pid: who.pid,
-        };
-        row.change(
-            joining,
-            RowState {
-                life: Life::Alive,
-                ..joining
-            },
-        );
+/// Writes identity and an empty flight recorder into a row that is JOINING for this process.
+fn fill_in(row: Row<'_>, who: Identity) {
+    for (field, value) in [
+        (row::START_TIME, who.start_time),
+        (row::PID_NAMESPACE, who.namespace),
+        (row::LEASES_HIGH, 0),
+        (row::JOINED, now_ns()),
+        (row::WAITING_FOR, 0),
+        (row::LEAVING, 0),
+    ] {
+        row.word(field).store(value, Ordering::Relaxed);
     }
-    segment.word(header::ALIVE).fetch_add(1, Ordering::AcqRel);
-    segment
-        .word(header::MEMBERSHIP)
-        .fetch_add(1, Ordering::AcqRel);
+    for index in 0..row::DIRECTORY_WORDS {
+        row.word(row::DIRECTORY + index * WORD)
+            .store(0, Ordering::Relaxed);
+    }
+    for index in 0..row::DIRTY_WORDS {
+        row.word(row::DIRTY + index * WORD)
+            .store(0, Ordering::Relaxed);
+    }
+    for (field, words) in [
+        (row::NAME, row::NAME_WORDS),
+        (row::TASK, row::TASK_WORDS),
+        (row::PANIC, row::PANIC_WORDS),
+    ] {
+        row.write_text(field, words, "");
+    }
 }
 
 /// Gives the row of this process back, when it holds nothing any more.
@@ -272,17 +290,48 @@ pub(crate) fn leave(segment: &Segment, me: Owner) {
     };
     let state = row.state();
     if state.life == Life::Alive && state.epoch == me.epoch {
-        segment.word(header::ALIVE).fetch_sub(1, Ordering::AcqRel);
-        row.change(
-            state,
-            RowState {
-                life: Life::Free,
-                epoch: me.epoch,
-                pid: 0,
-            },
-        );
+        row.change(state, RowState::free(me.epoch));
+        changed(segment);
+    }
+}
+
+/// Somebody came or went: tells those who look, and counts who is there.
+///
+/// Counted anew rather than added to, so that a process killed between two steps leaves no error behind.
+pub(crate) fn changed(segment: &Segment) {
+    let membership = segment.word(header::MEMBERSHIP);
+    let mut seen = membership.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+    loop {
+        let alive = rows(segment)
+            .filter(|row| row.state().life == Life::Alive)
+            .count();
         segment
-            .word(header::MEMBERSHIP)
-            .fetch_add(1, Ordering::AcqRel);
+            .word(header::ALIVE)
+            .store(alive as u64, Ordering::Release);
+        // Whoever changed something meanwhile may have stored its count before us.
+        let now = membership.load(Ordering::Acquire);
+        if now == seen {
+            return;
+        }
+        seen = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_survives_its_word() {
+        for life in [Life::Free, Life::Joining, Life::Alive] {
+            let state = RowState {
+                life,
+                epoch: u16::MAX,
+                pid: u32::MAX,
+                tag: 0xfff,
+            };
+            assert_eq!(RowState::from_word(state.to_word()), state);
+        }
+        assert_eq!(RowState::from_word(u64::MAX).life, Life::Free);
     }
 }

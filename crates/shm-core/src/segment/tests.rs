@@ -1,3 +1,5 @@
+//! The mapping: what is reserved, committed, refused and given back.
+
 use super::*;
 use crate::room::{FixedLimits, Limit, SystemLimits};
 use crate::strategy::FileDescriptor;

@@ -63,6 +63,12 @@ impl Slots {
                 )
             })?;
         let memory = Storage::allocate(object.arena(), total, Mode::Slots)?;
+        if !object.bind_memory(array, memory.id()) {
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                "the slots of this ring have their memory already; send the `Slots` rather than make them again",
+            ));
+        }
         Self::over(object.clone(), array, memory)
     }
 
@@ -74,6 +80,17 @@ impl Slots {
             return Err(Error::wrong_mode("an object without slots", "a ring"));
         };
         let slot_bytes = memory.len() / (count as usize).max(1);
+        // Slots that lie over the memory of others would be written by two loans at once.
+        let belongs = memory.arena().is(object.arena())
+            && object.has_memory(array, memory.id())
+            && slot_bytes > 0
+            && slot_bytes.is_multiple_of(PAGE as usize);
+        if !belongs {
+            return Err(Error::new(
+                ErrorKind::Decode,
+                "a ring came with memory that is not its own; a participant wrote where it must not",
+            ));
+        }
         Ok(Self(Arc::new(Inner {
             memory,
             object,
@@ -251,7 +268,7 @@ impl<'de> Deserialize<'de> for Slots {
             }
         }
         let (memory, object, array) = <(Memory, Object, u32)>::deserialize(deserializer)?;
-        let memory = Storage::over(memory.0).map_err(serde::de::Error::custom)?;
-        Self::over(object, array as usize, memory).map_err(serde::de::Error::custom)
+        let memory = Storage::over(memory.0).map_err(message::refuse)?;
+        Self::over(object, array as usize, memory).map_err(message::refuse)
     }
 }

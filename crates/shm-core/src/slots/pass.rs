@@ -12,7 +12,7 @@ use crate::lane::Lane;
 use crate::lease::{Kind, Ticket};
 use crate::line::GENERATION_MASK;
 use crate::message::FORM_SLOT;
-use crate::object::{Array, ArrayRef};
+use crate::object::{Array, ArrayRef, End, LaneEnd};
 use crate::transfer::{Put, cell_offset, damaged};
 
 /// Words that travel with a slot, inside the cell that names it.
@@ -77,14 +77,35 @@ impl Slots {
         }))
     }
 
-    /// Hands a slot of these over through array `index` of their object, with these words beside it. On `Done` the loan is
+    /// Hands a slot of these over through the cells of their object, with these words beside it. On `Done` the loan is
     /// spent: dropping it does nothing.
     ///
-    /// A lane must not be put into by two threads or processes at once; its owner crate sees to that.
+    /// # Errors
+    /// `Stale` for a spent loan; `WrongMode` for an end that is not the producers' of these slots' cells; `Layout` when
+    /// the cells contradict each other.
+    #[inline]
+    pub fn put(&self, end: &End, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<Put> {
+        end.check(self.object(), 0)?;
+        self.put_through(0, loan, meta)
+    }
+
+    /// As [`put`](Self::put), through the lane of their object.
     ///
     /// # Errors
-    /// `Stale` for a spent loan; `Layout` when the cells contradict each other.
-    pub fn put(&self, index: usize, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<Put> {
+    /// As [`put`](Self::put).
+    #[inline]
+    pub fn put_lane_end(
+        &self,
+        end: &mut LaneEnd,
+        loan: &mut Loan,
+        meta: &[u64; META_WORDS],
+    ) -> Result<Put> {
+        end.check(self.object(), 0)?;
+        self.put_through(0, loan, meta)
+    }
+
+    #[inline]
+    fn put_through(&self, index: usize, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<Put> {
         if loan.share.state != State::Counting {
             return Err(Error::new(
                 ErrorKind::Stale,
@@ -159,15 +180,37 @@ impl Slots {
         Ok(Put::Done(pos))
     }
 
-    /// Borrows the next slot from array `index` of its object. `seen_orphans` is the consumer's own, 0 at first.
+    /// Borrows the next slot from the cells of its object. `seen_orphans` is the consumer's own, 0 at first.
     ///
     /// The seat is one of these slots' own, and empty; it stays so unless the answer is `Slot`.
     ///
-    /// A lane must not be taken from by two threads or processes at once; its owner crate sees to that.
+    /// # Errors
+    /// `Decode` for a message that names no slot of these: it is gone. `WrongMode` for an end that is not the consumers'
+    /// of these slots' cells. `Layout` when the cells contradict each other.
+    #[inline]
+    pub fn take(&self, end: &End, seat: &mut Seat, seen_orphans: &mut u64) -> Result<Taken> {
+        end.check(self.object(), 1)?;
+        self.take_through(0, seat, seen_orphans)
+    }
+
+    /// As [`take`](Self::take), from the lane of its object.
     ///
     /// # Errors
-    /// `Decode` for a message that names no slot of these: it is gone. `Layout` when the cells contradict each other.
-    pub fn take(&self, index: usize, seat: &mut Seat, seen_orphans: &mut u64) -> Result<Taken> {
+    /// As [`take`](Self::take).
+    #[inline]
+    pub fn take_lane_end(&self, end: &mut LaneEnd, seat: &mut Seat) -> Result<Taken> {
+        end.check(self.object(), 1)?;
+        self.take_through(0, seat, &mut 0)
+    }
+
+    #[inline]
+    fn take_through(&self, index: usize, seat: &mut Seat, seen_orphans: &mut u64) -> Result<Taken> {
+        if !seat.0.share.slots.same(self) {
+            return Err(Error::new(
+                ErrorKind::WrongMode,
+                "a slot was to be borrowed into a seat of another ring",
+            ));
+        }
         if seat.0.share.state != State::Vacant {
             return Err(Error::new(
                 ErrorKind::Stale,

@@ -3,7 +3,7 @@
 //! It is sealed against shrinking and growing as soon as it has its size, so no peer can pull pages from under a mapping, and a received descriptor proves by
 //! its seals that this holds. Nothing is left behind when every process is killed.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{
     MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
@@ -63,6 +63,11 @@ impl SharingStrategy for FileDescriptor {
         })?;
         backing.size = capacity;
         Ok(())
+    }
+
+    fn recognises(&self, file: BorrowedFd<'_>) -> bool {
+        // Only a memfd can be sealed; a named file of a tmpfs answers that nothing may be.
+        fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
     fn adopt(&self, file: OwnedFd) -> Result<Backing> {

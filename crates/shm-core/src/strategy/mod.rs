@@ -1,7 +1,7 @@
 //! How the arena's file comes to be and how other processes reach it.
 //!
 //! A strategy makes the file, gives it its final size, and vets a descriptor that arrived from elsewhere. It maps nothing: [`Segment`](crate::segment::Segment)
-//! does, in the same way for all strategies. A new strategy is a file beside this one and a line in [`all`].
+//! does, in the same way for all strategies. A new strategy is a file beside this one and a line in [`all`]; the book's page "Strategies" says what it owes.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,9 +12,23 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::error::{Bytes, Error, ErrorKind, Result, Shortage};
 
+mod choice;
 mod file_descriptor;
+pub mod file_system;
 
+pub(crate) use choice::default_strategy;
+pub use choice::{Strategy, all_sharing_strategies, set_sharing_strategy, sharing_strategy};
 pub use file_descriptor::FileDescriptor;
+pub use file_system::FileSystem;
+
+/// Where a file that has a name is to be made; each part is the strategy's choice if it is not given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The arena's name.
+    pub name: Option<String>,
+    /// The directory of its file.
+    pub directory: Option<PathBuf>,
+}
 
 /// One way to share the arena's file between processes.
 pub trait SharingStrategy: fmt::Debug + Send + Sync + 'static {
@@ -33,6 +47,37 @@ pub trait SharingStrategy: fmt::Debug + Send + Sync + 'static {
     /// `OutOfRoom` where a file may not be that large, else what the system answers.
     fn fix_size(&self, backing: &mut Backing, capacity: u64) -> Result<()>;
 
+    /// The same strategy, for an arena at that place.
+    ///
+    /// # Errors
+    /// `Unsupported` for a strategy whose files have no names, which is what it answers unless it says otherwise; `Name` for what can't be a name.
+    fn at(&self, place: &Place) -> Result<Box<dyn SharingStrategy>> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "an arena of the strategy {} has no name and no directory, but {place:?} was asked for; choose file_system, or leave them out",
+                self.name()
+            ),
+        ))
+    }
+
+    /// Lets others find the file, now that the arena in it is whole. Nothing to do for a strategy whose files have no names.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when its name is taken; else what the system answers.
+    fn reveal(&self, backing: &Backing) -> Result<()> {
+        let _ = backing;
+        Ok(())
+    }
+
+    /// Whether a file stays when every process that has it open is gone, so that the last to leave has to remove it.
+    fn outlives_processes(&self) -> bool {
+        false
+    }
+
+    /// Whether this open file is one that this strategy makes: which strategy adopts a descriptor follows from what it is.
+    fn recognises(&self, file: BorrowedFd<'_>) -> bool;
+
     /// Takes a descriptor that came from another process, after checking that it is what this strategy makes.
     ///
     /// # Errors
@@ -43,7 +88,9 @@ pub trait SharingStrategy: fmt::Debug + Send + Sync + 'static {
 /// All strategies of this build, the default one first.
 #[must_use]
 pub fn all() -> &'static [&'static dyn SharingStrategy] {
-    &[&FileDescriptor]
+    static FILE_SYSTEM: FileSystem = FileSystem::new();
+    static ALL: [&dyn SharingStrategy; 2] = [&FileDescriptor, &FILE_SYSTEM];
+    &ALL
 }
 
 /// The strategy called `name`.
@@ -67,19 +114,39 @@ pub fn by_name(name: &str) -> Result<&'static dyn SharingStrategy> {
         })
 }
 
+/// Takes a descriptor that came from another process; says whose file it is.
+///
+/// # Errors
+/// As the `adopt` of the strategy that recognises it; of the default one if none does.
+pub(crate) fn adopt(file: OwnedFd) -> Result<(Strategy, Backing)> {
+    let strategy = all()
+        .iter()
+        .copied()
+        .find(|strategy| strategy.recognises(file.as_fd()))
+        .unwrap_or(&FileDescriptor);
+    Ok((strategy.into(), strategy.adopt(file)?))
+}
+
 /// An arena's file, open in this process.
 #[derive(Debug)]
 pub struct Backing {
     file: OwnedFd,
     size: u64,
     path: Option<PathBuf>,
+    /// The name under which the file waits to be revealed, if it has one.
+    hidden: Option<file_system::Hidden>,
 }
 
 impl Backing {
     /// Wraps an open file of `size` bytes; `path` where it has a name.
     #[must_use]
     pub fn new(file: OwnedFd, size: u64, path: Option<PathBuf>) -> Self {
-        Self { file, size, path }
+        Self {
+            file,
+            size,
+            path,
+            hidden: None,
+        }
     }
 
     /// The file's size in bytes; 0 until it was fixed.

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
 
+mod arena;
 mod endings;
 mod entry;
 mod group;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         return scenes::play(&words.next().unwrap_or_default());
     }
     let tests: Vec<Trial> = [
+        arena::tests(),
         endings::tests(),
         entry::tests(),
         group::tests(),

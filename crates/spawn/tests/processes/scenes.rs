@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use libtest_mimic::Trial;
 use spawn::{ErrorKind, Exit, spawn};
 
+use crate::arena;
 use crate::entry;
 use crate::support::{
     self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, wait_for_end,
@@ -19,6 +20,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         workers_die_with_a_parent_that_returns,
         a_host_that_ignores_sigchld_is_served,
         two_hundred_spawns_leave_no_descriptor_and_no_zombie,
+        a_descriptor_limit_is_an_error_that_leaves_nobody,
         a_deleted_executable_still_spawns,
     ]
 }
@@ -26,6 +28,7 @@ pub(crate) fn tests() -> Vec<Trial> {
 /// Runs the program of a scene.
 pub(crate) fn play(name: &str) -> ExitCode {
     match name {
+        "arena" => arena::arena_scene(),
         "hello" => entry::hello_scene(),
         "stdin" => entry::stdin_scene(),
         "parent" => parent_scene(),
@@ -33,6 +36,7 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "leaving" => leaving_scene(),
         "sigchld" => sigchld_scene(),
         "many" => many_scene(),
+        "limit" => limit_scene(),
         "deleted" => deleted_scene(),
         _ => {
             eprintln!("there is no scene {name:?}");
@@ -207,6 +211,34 @@ fn zombies_and_children() -> usize {
                 == Some(&me)
         })
         .count()
+}
+
+fn a_descriptor_limit_is_an_error_that_leaves_nobody() {
+    support::play("limit");
+}
+
+fn limit_scene() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    support::guarded("limit", || {
+        let whole = getrlimit(Resource::Nofile);
+        spawn(|_, ()| (), (), 1).unwrap().join().unwrap();
+        let before = descriptors();
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(before as u64 + 20),
+                ..whole
+            },
+        )
+        .unwrap();
+        let error = spawn(sleeps, (), 50).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Launch), "{error:?}");
+        assert!(error.to_string().contains("Too many open files"), "{error}");
+        assert_eq!((descriptors(), zombies_and_children()), (before, 0));
+        setrlimit(Resource::Nofile, whole).unwrap();
+        spawn(|_, ()| (), (), 20).unwrap().join().unwrap();
+    });
 }
 
 fn a_deleted_executable_still_spawns() {

@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_worker_killed_from_outside_is_a_failure_that_stops_the_others,
         one_that_ignores_sigterm_is_killed_after_the_grace,
         terminating_is_told_as_an_interruption,
+        a_stopper_stops_while_another_thread_joins,
         killing_needs_no_grace,
         an_interrupt_in_a_worker_is_an_interruption,
         terminating_after_success_changes_nothing,
@@ -99,6 +100,21 @@ fn terminating_is_told_as_an_interruption() {
         "{error:?}"
     );
     assert!(context.pids().into_iter().all(|pid| !exists(pid)));
+}
+
+fn a_stopper_stops_while_another_thread_joins() {
+    let mut context = spawn(sleeps, (), 2).unwrap();
+    let stopper = context.stopper();
+    let error = std::thread::scope(|scope| {
+        let joiner = scope.spawn(|| context.join().unwrap_err());
+        stopper.terminate();
+        joiner.join().unwrap()
+    });
+    assert!(
+        matches!(error.kind(), ErrorKind::Interrupted { worker: None }),
+        "{error:?}"
+    );
+    stopper.kill();
 }
 
 fn killing_needs_no_grace() {

@@ -17,6 +17,9 @@ pub(crate) enum Error {
     /// What arrived from another process is not what was sent.
     #[error("{hop}: {problem}")]
     Transport { hop: String, problem: String },
+    /// A process failed, or could not be started.
+    #[error("{0}")]
+    Process(String),
     /// The results could not be written.
     #[error("writing the results: {problem}")]
     Output { problem: String, broken_pipe: bool },
@@ -54,10 +57,27 @@ impl Error {
             Self::Output {
                 broken_pipe: true, ..
             } => 0,
-            Self::Transport { .. } | Self::Output { .. } => 1,
+            Self::Transport { .. } | Self::Process(_) | Self::Output { .. } => 1,
         }
     }
 }
+
+/// Errors of the library that this example cannot do anything about.
+macro_rules! of_the_library {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                Self::Process(error.to_string())
+            }
+        })*
+    };
+}
+
+of_the_library!(
+    tensormp::mp_queue::Error,
+    tensormp::spawn_api::Error,
+    tensormp::pipeline::Error
+);
 
 /// Where in the input: its name and, as far as they are known, the frame (from 0) and the byte (from 0).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,38 +13,45 @@ mod detect;
 mod error;
 mod features;
 mod hops;
+mod interrupt;
 mod options;
 mod order;
+mod pipes;
 mod report;
 mod serialized;
 mod source;
+mod stages;
 mod video;
 
 use std::io;
 use std::process::ExitCode;
-use std::thread;
-use std::time::Instant;
 
 use clap::Parser;
+use tensormp::Queue;
 
-use crate::detect::{Cut, Detector};
+use crate::detect::Cut;
 use crate::error::{Error, Result};
-use crate::features::{BLOCKS, HISTOGRAM, features};
-use crate::hops::{HopTimes, Run, Transport};
+use crate::hops::{Run, Transport};
 use crate::options::Options;
 use crate::report::Report;
-use crate::serialized::{Receiver, Sender};
 use crate::source::Input;
 use crate::video::Header;
 
 /// The hops of a frame, by name.
 const TO_FEATURES: &str = "decode → features";
 const TO_DETECT: &str = "features → detect";
+/// Cuts on their way to be printed.
+const CUTS: usize = 16;
 
 fn main() -> ExitCode {
+    tensormp::init();
     let options = Options::parse();
-    match run(&options) {
+    match interrupt::watch().and_then(|()| run(&options)) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(_) if interrupt::came() => {
+            eprintln!("scenes: interrupted; all processes have been stopped");
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
         Err(error) => {
             let code = error.exit_code();
             if code != 0 {
@@ -58,7 +65,7 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     let input = options.input();
     if options.generate {
-        return generate(&input, &options.input().probe()?);
+        return generate(&input, &input.probe()?);
     }
     let header = input.probe()?;
     let (transports, note) = options.transports();
@@ -85,10 +92,7 @@ fn run(options: &Options) -> Result<()> {
             cuts.push(cut);
             if first { report.cut(&cut) } else { Ok(()) }
         };
-        runs.push(match transport {
-            Transport::Ring => in_line(&input, &header, on_cut)?,
-            Transport::Serialized => through_pipes(&input, &header, options.workers, on_cut)?,
-        });
+        runs.push(through(transport, options, &header, on_cut)?);
         if first {
             found = cuts;
         } else if cuts != found {
@@ -111,105 +115,34 @@ fn generate(input: &Input, header: &Header) -> Result<()> {
     })
 }
 
-/// The whole job in this thread.
-fn in_line(
-    input: &Input,
+/// The whole job in its processes. Cuts are handed to `on_cut` as they are found.
+fn through(
+    transport: Transport,
+    options: &Options,
     header: &Header,
     mut on_cut: impl FnMut(Cut) -> Result<()>,
 ) -> Result<Run> {
-    let start = Instant::now();
-    let format = header.format;
-    let mut source = input.open(header)?;
-    let mut detector = Detector::new(format);
-    let mut luma = vec![0; format.luma_len()];
-    let mut chroma = vec![0; format.chroma_len()];
-    let mut histogram = [0.0; HISTOGRAM];
-    let mut blocks = [0.0; BLOCKS];
-    while let Some(frame) = source.read(&mut luma, &mut chroma)? {
-        features(&format, &luma, &chroma, &mut histogram, &mut blocks);
-        for cut in detector.push(frame, &histogram, &blocks)? {
-            on_cut(cut)?;
+    let (found, cuts) = Queue::bounded(CUTS)?.split();
+    let input = options.input();
+    let mut print_all = || cuts.iter().try_for_each(&mut on_cut);
+    match transport {
+        Transport::Ring => {
+            let running = stages::start(&input, header, options.workers, options.slots, found)?;
+            let _guard = interrupt::Guard::over(running.stopper());
+            // On an error (nobody reads the results any more) dropping `running` stops the processes.
+            print_all()?;
+            stages::finish(running)
+        }
+        Transport::Serialized => {
+            let running = pipes::start(&input, header, options.workers, found)?;
+            let _guard = interrupt::Guard::over(running.stopper());
+            print_all()?;
+            pipes::finish(running)
         }
     }
-    let (frames, cuts) = detector.finish()?;
-    for cut in cuts {
-        on_cut(cut)?;
-    }
-    Ok(Run {
-        transport: Transport::Ring,
-        frames,
-        seconds: start.elapsed().as_secs_f64(),
-        hops: Vec::new(),
-    })
-}
-
-/// The whole job with everything serialized through pipes.
-fn through_pipes(
-    input: &Input,
-    header: &Header,
-    workers: usize,
-    on_cut: impl FnMut(Cut) -> Result<()>,
-) -> Result<Run> {
-    let start = Instant::now();
-    let format = header.format;
-    let pipe = |name: &str| {
-        let ends =
-            io::pipe().map_err(|error| Error::transport(name, format!("no pipe: {error}")))?;
-        Ok((Receiver::new(name, ends.0, monotonic), ends.1))
-    };
-    let (features, features_out) = pipe(TO_DETECT)?;
-    thread::scope(|scope| {
-        let mut senders = Vec::new();
-        let mut extracting = Vec::new();
-        for _ in 0..workers {
-            let (planes, planes_out) = pipe(TO_FEATURES)?;
-            senders.push(Sender::new(TO_FEATURES, planes_out, monotonic));
-            let out = features_out.try_clone();
-            let out =
-                out.map_err(|error| Error::transport(TO_DETECT, format!("no pipe: {error}")))?;
-            let out = Sender::new(TO_DETECT, out, monotonic);
-            extracting.push(scope.spawn(move || serialized::extract(&format, planes, out)));
-        }
-        drop(features_out);
-        let decoding = scope.spawn(move || {
-            let mut source = input.open(header)?;
-            serialized::decode(&mut source, &format, &mut senders)
-        });
-        let detected = serialized::detect(&format, features, on_cut);
-
-        let panicked = || Error::transport("thread", "panicked");
-        let decoded = decoding.join().unwrap_or_else(|_| Err(panicked()));
-        let extracted = extracting
-            .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(|_| Err(panicked())));
-        let extracted: Result<Vec<HopTimes>> = extracted.collect();
-        // Who loses its neighbour fails as well: an error that is not about the transport is the cause.
-        let errors = [
-            decoded.as_ref().err(),
-            extracted.as_ref().err(),
-            detected.as_ref().err(),
-        ];
-        let cause = |error: &&Error| !matches!(error, Error::Transport { .. });
-        if let Some(error) = errors.into_iter().flatten().find(cause) {
-            return Err(error.clone());
-        }
-        decoded?;
-        let mut to_features = HopTimes::default();
-        for times in extracted? {
-            to_features.merge(&times);
-        }
-        let (frames, to_detect) = detected?;
-        Ok(Run {
-            transport: Transport::Serialized,
-            frames,
-            seconds: start.elapsed().as_secs_f64(),
-            hops: vec![(TO_FEATURES, to_features), (TO_DETECT, to_detect)],
-        })
-    })
 }
 
 /// Nanoseconds of a clock that all processes of a machine share.
 fn monotonic() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    tensormp::shm_core::clock::now_ns()
 }

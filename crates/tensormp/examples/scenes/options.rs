@@ -22,8 +22,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value = "2", value_parser = workers)]
     pub(crate) workers: usize,
 
-    /// Slots in each ring, that is, frames that can be on their way at a time; 2 suffice
-    #[arg(long, value_name = "N", default_value = "8", value_parser = slots)]
+    /// Slots in each ring, that is, frames that can be on their way at a time; more lets them wait longer
+    #[arg(long, value_name = "N", default_value = "2", value_parser = slots)]
     pub(crate) slots: usize,
 
     /// Print one JSON object per cut, and a last one with the summary
@@ -154,7 +154,7 @@ mod tests {
         };
         assert_eq!(
             (options.input(), options.workers, options.slots),
-            (clip, 2, 8)
+            (clip, 2, 2)
         );
         assert_eq!(
             options.transports(),

@@ -1,0 +1,193 @@
+//! Making an arena: its file, its header, and then its name.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::Arena;
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::{self, PAGE, header};
+use crate::participant::table;
+use crate::room::{Limits, SystemLimits};
+use crate::segment::{Capacity, Segment};
+use crate::strategy::{self, FileSystem, Place, Strategy};
+
+/// Chooses how an arena is made.
+#[derive(Debug)]
+pub struct Builder {
+    capacity: Capacity,
+    limits: Arc<dyn Limits>,
+    strategy: Option<Strategy>,
+    place: Place,
+}
+
+impl Builder {
+    pub(super) fn new() -> Self {
+        Self {
+            capacity: Capacity::default(),
+            limits: SystemLimits::shared(),
+            strategy: None,
+            place: Place::default(),
+        }
+    }
+
+    /// How the arena's file is made and found. The default is [`sharing_strategy`](crate::sharing_strategy), or
+    /// `file_system` for an arena with a name or a directory.
+    #[must_use]
+    pub fn strategy(mut self, strategy: impl Into<Strategy>) -> Self {
+        self.strategy = Some(strategy.into());
+        self
+    }
+
+    /// A name, by which other processes of this user [attach](Arena::attach).
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.place.name = Some(name.into());
+        self
+    }
+
+    /// The directory of the arena's file: of a tmpfs, a hugetlbfs, a disk. The default is /dev/shm.
+    #[must_use]
+    pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.place.directory = Some(directory.into());
+        self
+    }
+
+    /// Address space to reserve, in bytes; final. The default is 64 GiB or twice the machine's memory,
+    /// whichever is more, halved where the system refuses.
+    #[must_use]
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.capacity = Capacity::exactly(bytes);
+        self
+    }
+
+    /// Where the limits on memory come from; tests state them.
+    #[must_use]
+    pub fn limits(mut self, limits: Arc<dyn Limits>) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Makes the arena. This process is its first participant.
+    ///
+    /// # Errors
+    /// `OutOfRoom`, `Unsupported`, `DescriptorLimit` or what else the system answers; `AlreadyExists` for a name
+    /// under which processes live already, `Name` for what can't be one.
+    pub fn create(self) -> Result<Arena> {
+        let unplaced = self.place == Place::default();
+        let strategy = match self.strategy {
+            Some(strategy) => strategy,
+            None if unplaced => strategy::default_strategy()?,
+            None => FileSystem::new().into(),
+        };
+        let placed = match unplaced {
+            true => None,
+            false => Some(strategy.get()?.at(&self.place)?),
+        };
+        let maker = placed.as_deref().map_or_else(|| strategy.get(), Ok)?;
+        let segment = Segment::create(maker, self.capacity, self.limits)?;
+        let capacity = segment.capacity();
+        if layout::chunk_count(capacity) < 8 {
+            return Err(Error::new(
+                ErrorKind::Layout,
+                format!(
+                    "an arena of {} is too small; make it at least 64 MiB",
+                    crate::error::Bytes(capacity)
+                ),
+            ));
+        }
+        segment.commit(0, PAGE)?;
+        let mut id = [0; 16];
+        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| Error::system("getrandom", errno, "giving the arena an identity"))?;
+        let (low, high) = (
+            u128::from_ne_bytes(id) as u64,
+            (u128::from_ne_bytes(id) >> 64) as u64,
+        );
+        segment
+            .word(header::VERSION)
+            .store(layout::VERSION, Ordering::Relaxed);
+        segment
+            .word(header::CAPACITY)
+            .store(capacity, Ordering::Relaxed);
+        segment.word(header::ID_LOW).store(low, Ordering::Relaxed);
+        segment.word(header::ID_HIGH).store(high, Ordering::Relaxed);
+        segment
+            .word(header::BOOT)
+            .store(this_boot().unwrap_or(0), Ordering::Relaxed);
+        table::commit_rows(&segment, 0)?;
+        // Release: who sees the magic sees a whole header.
+        segment
+            .word(header::MAGIC)
+            .store(layout::MAGIC, Ordering::Release);
+        let arena = Arena::enter(segment, strategy.clone())?;
+        maker.reveal(arena.segment().backing())?;
+        Ok(arena)
+    }
+}
+
+/// A number that tells this boot of the machine from others, if the system says.
+pub(crate) fn this_boot() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(16)
+        .collect();
+    u64::from_str_radix(&digits, 16).ok()
+}
+
+/// Refuses what is not an arena of this version, whole. `place` says where it is, for the message.
+pub(crate) fn check_header(segment: &Segment, place: impl fmt::Display) -> Result<()> {
+    if segment.capacity() < PAGE
+        || segment.word(header::MAGIC).load(Ordering::Acquire) != layout::MAGIC
+    {
+        return Err(Error::new(
+            ErrorKind::NotAnArena,
+            format!("{place} holds no arena: its first word is not the magic"),
+        ));
+    }
+    let version = segment.word(header::VERSION).load(Ordering::Relaxed);
+    if version != layout::VERSION {
+        return Err(Error::new(
+            ErrorKind::WrongVersion {
+                found: version as u32,
+                wanted: layout::VERSION as u32,
+            },
+            format!(
+                "the arena at {place} has layout version {version}, this build reads {}; build all processes with one version of tensormp",
+                layout::VERSION
+            ),
+        ));
+    }
+    let written = segment.word(header::CAPACITY).load(Ordering::Relaxed);
+    if written != segment.capacity() {
+        return Err(Error::new(
+            ErrorKind::Size,
+            format!(
+                "the arena at {place} says it has {written} bytes, its file has {}; it was cut short or grew",
+                segment.capacity()
+            ),
+        ));
+    }
+    if layout::chunk_count(written) < 8 {
+        return Err(Error::new(
+            ErrorKind::Size,
+            format!("the arena at {place} says it has {written} bytes, which is too small for one"),
+        ));
+    }
+    let rows = segment.word(header::ROWS_HIGH).load(Ordering::Acquire);
+    let chunks = segment.word(header::CHUNKS_HIGH).load(Ordering::Acquire);
+    if rows > layout::ROWS || chunks > layout::chunk_count(written) {
+        return Err(Error::new(
+            ErrorKind::Layout,
+            format!(
+                "the header of the arena at {place} does not add up: it tells of {rows} rows for participants, of which there can be {}, and {chunks} chunks,                  of which {} fit",
+                layout::ROWS,
+                layout::chunk_count(written)
+            ),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,402 @@
+//! The steps by which counts and lease entries change, over any memory.
+//!
+//! The same text runs on the arena and under the models of the tests, which stop and kill it between any two of its
+//! operations. What a step means is in [`lease`](crate::lease) and in `docs/src/protocols.md`; the invariant they all
+//! keep is *count ≥ records that count*: the count grows before a record is made, and a record goes before the count
+//! shrinks. Where lines lie, what objects hold and whom to notify is left to the callers.
+
+use core::sync::atomic::Ordering;
+
+use crate::cells::{self, Owner};
+use crate::lane;
+pub use crate::lease::{Entry, EntryRef, Kind};
+pub use crate::line::{COUNT_MAX, Counted};
+use crate::sync::Atomic64;
+
+/// Why there is not one more reference.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// The line is another one by now, or nobody's.
+    Stale(Counted),
+    /// The count is at its limit.
+    Overflow,
+}
+
+/// Adds one reference to a line that somebody holds.
+///
+/// Relaxed suffices, as in `Arc`: the reference that is there keeps the thing alive, and whoever receives the new one
+/// does so through a publication that synchronizes.
+///
+/// # Errors
+/// [`Refused`]; the count is as it was.
+#[inline]
+pub fn increment<W: Atomic64>(word: &W, generation: u64) -> Result<(), Refused> {
+    let mut seen = word.load(Ordering::Relaxed);
+    loop {
+        let now = Counted::from_word(seen);
+        if now.generation != generation || now.count == 0 {
+            return Err(Refused::Stale(now));
+        }
+        if now.count == COUNT_MAX {
+            return Err(Refused::Overflow);
+        }
+        let more = Counted::new(generation, now.count + 1).to_word();
+        match word.compare_exchange(seen, more, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return Ok(()),
+            Err(other) => seen = other,
+        }
+    }
+}
+
+/// Subtracts one from a count above 1. `false` if the count has become 1: the caller is the sole holder.
+#[inline]
+pub fn subtract_shared<W: Atomic64>(word: &W, generation: u64) -> bool {
+    let mut seen = word.load(Ordering::Relaxed);
+    loop {
+        let now = Counted::from_word(seen);
+        if now.generation != generation || now.count == 0 {
+            return true;
+        }
+        if now.count == 1 {
+            return false;
+        }
+        let less = Counted::new(generation, now.count - 1).to_word();
+        // Release: pairs with the acquire of the last holder, which may free the thing.
+        match word.compare_exchange(seen, less, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(other) => seen = other,
+        }
+    }
+}
+
+/// Takes a count of 1 to 0, which makes the line free. `false` if it was not that any more.
+#[inline]
+pub fn free<W: Atomic64>(word: &W, generation: u64) -> bool {
+    let last = Counted::new(generation, 1).to_word();
+    let free = Counted::new(generation, 0).to_word();
+    // Release: whoever makes it anew (acquire) does so after all uses. SeqCst: whoever waits for it registers and then
+    // looks; we change it and then look for who waits.
+    word.compare_exchange(last, free, Ordering::SeqCst, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// Makes a block anew for the owner of its chunk: ALLOC, (g, 0) → (`generation`, 1), HELD. `prepare` comes before the
+/// block counts. `false` if it is not free; the entry is FREE then.
+#[inline]
+pub fn allocate<W: Atomic64>(
+    entry: &EntryRef<'_, W>,
+    epoch: u16,
+    (line, generation): (u64, u64),
+    word: &W,
+    prepare: impl FnOnce(),
+) -> bool {
+    entry.record(epoch, Kind::Alloc, line, generation);
+    crate::failpoint!("block.alloc.recorded");
+    let free = word.load(Ordering::Relaxed);
+    if Counted::from_word(free).count == 0 {
+        prepare();
+        let held = Counted::new(generation, 1).to_word();
+        // Acquire: pairs with the release of whoever dropped the block; its accesses are over.
+        if word
+            .compare_exchange(free, held, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            crate::failpoint!("block.alloc.counted");
+            entry.set(Kind::Held);
+            return true;
+        }
+    }
+    entry.clear(epoch);
+    false
+}
+
+/// The word by which a line names its claimant.
+#[inline]
+pub fn claimant(owner: Owner) -> u64 {
+    (u64::from(owner.row) + 1) | (u64::from(owner.epoch) << 16)
+}
+
+/// Puts a participant into a line's claim, if nobody who is still there is in it.
+fn become_claimant<W: Atomic64>(claim: &W, me: Owner, is_present: impl Fn(Owner) -> bool) -> bool {
+    let mut seen = 0;
+    loop {
+        match claim.compare_exchange(seen, claimant(me), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return true,
+            Err(other) => {
+                let there = Owner {
+                    row: (other as u16).wrapping_sub(1),
+                    epoch: (other >> 16) as u16,
+                };
+                if other != 0 && is_present(there) {
+                    return false;
+                }
+                seen = other;
+            }
+        }
+    }
+}
+
+/// Makes an end or a slot anew for whoever comes first: (g, 0) → (g + 1, 1), and answers the new generation. `None` if
+/// it is not free, or somebody is making it anew at this moment; the entry is FREE then.
+///
+/// Several participants may try at once, so the generation in an entry would not tell whose line it has become when
+/// one of them is killed. Hence the line's claimant, who alone may make it anew.
+#[inline]
+pub fn acquire_free<W: Atomic64>(
+    entry: &EntryRef<'_, W>,
+    me: Owner,
+    line: u64,
+    (word, claim): (&W, &W),
+    is_present: impl Fn(Owner) -> bool,
+) -> Option<u64> {
+    // Recorded before the claim, so that no claim is without a record; the generation is one that no line has.
+    entry.record(me.epoch, Kind::Alloc, line, u64::MAX);
+    crate::failpoint!("line.acquire.recorded");
+    if !become_claimant(claim, me, is_present) {
+        entry.clear(me.epoch);
+        return None;
+    }
+    crate::failpoint!("line.acquire.claimed");
+    // Acquire: pairs with the release of whoever dropped it; its accesses are over.
+    let seen = word.load(Ordering::Acquire);
+    let free = Counted::from_word(seen);
+    let generation = free.next_generation();
+    entry.record(me.epoch, Kind::Alloc, line, generation);
+    let held = Counted::new(generation, 1).to_word();
+    let won = free.count == 0
+        && word
+            .compare_exchange(seen, held, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
+    crate::failpoint!("line.acquire.counted");
+    if won {
+        entry.set(Kind::Held);
+    } else {
+        entry.clear(me.epoch);
+    }
+    // Release, and last: while the line names us, our entry may be judged by it.
+    claim.store(0, Ordering::Release);
+    won.then_some(generation)
+}
+
+/// Gives back the reference that an own entry records; the entry is FREE afterwards. `free_last` takes a count of 1 to
+/// 0 and says whether it did.
+///
+/// # Errors
+/// What the line is instead, when there was no such reference.
+#[inline]
+pub fn give_back<W: Atomic64>(
+    entry: &EntryRef<'_, W>,
+    epoch: u16,
+    (line, generation): (u64, u64),
+    word: &W,
+    mut free_last: impl FnMut() -> bool,
+) -> Result<(), Counted> {
+    loop {
+        // Acquire: pairs with the release of the other holders that let go.
+        let now = Counted::from_word(word.load(Ordering::Acquire));
+        if now.generation != generation || now.count == 0 {
+            entry.clear(epoch);
+            return Err(now);
+        }
+        if now.count == 1 {
+            entry.set(Kind::Dropping);
+            crate::failpoint!("block.drop.recorded");
+            let freed = free_last();
+            crate::failpoint!("block.drop.uncounted");
+            if freed {
+                entry.clear(epoch);
+                return Ok(());
+            }
+            // Somebody opened it by its handle meanwhile.
+            entry.set(Kind::Held);
+        } else {
+            // The record goes before the count: a kill between leaks one count, which the audit finds.
+            entry.clear(epoch);
+            crate::failpoint!("block.drop.cleared");
+            if subtract_shared(word, generation) {
+                return Ok(());
+            }
+            entry.record(epoch, Kind::Held, line, generation);
+        }
+    }
+}
+
+/// Gives back a reference that no entry records. A kill in between leaks it.
+#[inline]
+pub fn release_unrecorded<W: Atomic64>(
+    word: &W,
+    generation: u64,
+    mut free_last: impl FnMut() -> bool,
+) {
+    while !subtract_shared(word, generation) && !free_last() {}
+}
+
+/// Whether a reference with a ticket counts as its dead participant's, by the word of the ticket's cell.
+#[must_use]
+pub fn ticket_counts(kind: Kind, word: u64, dead: Owner, position: u64, capacity: u64) -> bool {
+    match kind {
+        Kind::Giving => cells::is_claimed_by(word, dead, position, capacity),
+        Kind::Recv => !cells::is_taken_by(word, dead, position, capacity),
+        Kind::GivingLane => lane::lane_is_free(word, position),
+        Kind::RecvLane => !lane::lane_is_ready(word, position),
+        Kind::Free | Kind::Alloc | Kind::Held | Kind::Dropping => false,
+    }
+}
+
+/// Whether a dead participant was done making the entry's line anew; `claim` for a line in an object.
+///
+/// A block is made anew only by the owner of its chunk, so the generation alone tells. An end or a slot is made anew
+/// by whoever comes first: there the line must still name the dead one as its claimant, who alone may change it then.
+pub fn alloc_counts<W: Atomic64>(
+    entry: &EntryRef<'_, W>,
+    dead: Owner,
+    word: &W,
+    claim: Option<&W>,
+) -> bool {
+    if claim.is_some_and(|claim| claim.load(Ordering::Acquire) != claimant(dead)) {
+        return false;
+    }
+    let now = Counted::from_word(word.load(Ordering::Acquire));
+    now.generation == entry.generation.load(Ordering::Relaxed) && now.count > 0
+}
+
+/// Phase 1 of reaping, for one entry: a reference on its way becomes HELD if it `counts`, or nothing.
+pub fn settle<W: Atomic64>(
+    entry: &EntryRef<'_, W>,
+    dead: Owner,
+    mut counts: impl FnMut(Entry) -> bool,
+) {
+    loop {
+        let seen = entry.load();
+        if seen.epoch != dead.epoch || matches!(seen.kind, Kind::Free | Kind::Held | Kind::Dropping)
+        {
+            return;
+        }
+        let settled = if counts(seen) { Kind::Held } else { Kind::Free };
+        // A failed swap means that another reaper was here (and died): look again.
+        if entry.change(seen, seen.with(settled)) {
+            return;
+        }
+    }
+}
+
+/// What a line number in an entry means to a reaper at this moment.
+#[derive(Clone, Copy, Debug)]
+pub enum Named<'a, W> {
+    /// Nothing (any more).
+    Nothing,
+    /// A line whose turn comes in another wave.
+    NotNow,
+    /// A line, with its first two words.
+    Line {
+        /// Generation and count.
+        word: &'a W,
+        /// The second word's value.
+        meta: u64,
+    },
+}
+
+/// What a reaper needs of the arena to drop what a dead participant held.
+pub trait Reaper<W> {
+    /// What a line number means.
+    fn named(&self, line: u64) -> Named<'_, W>;
+    /// Takes a count of 1 to 0, and says whether it did.
+    fn free_last(&self, line: u64, generation: u64) -> bool;
+    /// Repeats what follows a count of 0.
+    fn after_free(&self, line: u64, meta: u64);
+    /// Gives back a reference that no entry records.
+    fn release_unrecorded(&self, line: u64, generation: u64);
+}
+
+/// Phase 3 of reaping, for one entry: drops what it holds, as the living do, but by compare-and-swap.
+pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &impl Reaper<W>) {
+    // A failed swap means that another reaper was here (and died): look again, never skip.
+    loop {
+        let seen = entry.load();
+        if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
+            return;
+        }
+        let generation = entry.generation.load(Ordering::Relaxed);
+        let free = seen.with(Kind::Free);
+        let (word, meta) = match reaper.named(seen.line) {
+            Named::NotNow => return,
+            Named::Nothing => {
+                if entry.change(seen, free) {
+                    return;
+                }
+                continue;
+            }
+            Named::Line { word, meta } => (word, meta),
+        };
+        let now = Counted::from_word(word.load(Ordering::Acquire));
+        match (seen.kind, now.count) {
+            (kind, count) if count == 0 || now.generation != generation => {
+                if kind == Kind::Dropping && now.generation == generation {
+                    // Dropped, but perhaps nobody was told.
+                    reaper.after_free(seen.line, meta);
+                }
+                if entry.change(seen, free) {
+                    return;
+                }
+            }
+            (Kind::Held, 1) => {
+                entry.change(seen, seen.with(Kind::Dropping));
+            }
+            (Kind::Dropping, 1) => {
+                reaper.free_last(seen.line, generation);
+                crate::failpoint!("reap.freed");
+            }
+            _ => {
+                // Shared: clear the record, then subtract; only the one whose swap succeeded does.
+                if entry.change(seen, free) {
+                    reaper.release_unrecorded(seen.line, generation);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The word of a row that names who reaps its dead occupant.
+#[must_use]
+pub fn reaper_word(me: Owner, dead: Owner) -> u64 {
+    (u64::from(me.row) + 1) | (u64::from(me.epoch) << 16) | (u64::from(dead.epoch) << 32)
+}
+
+/// Makes `me` the one that reaps `dead`, unless a live one is at it.
+///
+/// The word says which epoch it is about, so what the reaper of an earlier one left there stands in nobody's way. One
+/// that is about a later epoch stays: `dead` is reaped then, and whoever is at its successor must not be joined by
+/// another. (Two at once free a reference twice that somebody opens by its handle meanwhile.)
+pub fn become_reaper<W: Atomic64>(
+    word: &W,
+    me: Owner,
+    dead: Owner,
+    is_alive: impl Fn(Owner) -> bool,
+) -> bool {
+    let mine = reaper_word(me, dead);
+    loop {
+        let seen = word.load(Ordering::Acquire);
+        let about = (seen >> 32) as u16;
+        // The difference, since epochs wrap.
+        if seen != 0 && (about.wrapping_sub(dead.epoch) as i16) > 0 {
+            return false;
+        }
+        if seen != 0 && seen != mine && about == dead.epoch {
+            let other = Owner {
+                row: (seen as u16).wrapping_sub(1),
+                epoch: (seen >> 16) as u16,
+            };
+            if is_alive(other) {
+                return false;
+            }
+        }
+        // Threads of one process are kept apart by the arena's own lock, held by our caller.
+        if word
+            .compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+        {
+            return true;
+        }
+    }
+}

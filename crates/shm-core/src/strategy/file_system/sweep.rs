@@ -1,0 +1,251 @@
+//! Finding named arenas, and removing those that nobody lives in any more.
+
+use std::fmt;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::fstat;
+
+use super::exit::is_inhabited;
+use super::{PATIENCE, open_vetted, prefix, remove};
+use crate::arena::{check_header, this_boot};
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::{header, row};
+use crate::participant::liveness::Verdict;
+use crate::participant::lock::{Gate, RowLocks};
+use crate::participant::table::rows;
+use crate::reap;
+use crate::room::SystemLimits;
+use crate::segment::Segment;
+
+/// A named arena of this user, as it was when it was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Found {
+    /// Its file.
+    pub path: PathBuf,
+    /// Bytes of address space that it reserves: the file's size.
+    pub capacity: u64,
+    /// Bytes of memory (or disk) that the file takes.
+    pub taken: u64,
+    /// The arena's random identity; zeros where there is no header that we read.
+    pub id: [u64; 2],
+    /// What can be said about its life.
+    pub standing: Standing,
+    /// Who takes part, the dead included that nobody has buried yet.
+    pub participants: Vec<Inhabitant>,
+}
+
+/// What can be said about the life of a named arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Standing {
+    /// A participant is alive, or may be.
+    Inhabited,
+    /// Everyone who took part is gone, or it was made before the machine's last boot.
+    Abandoned,
+    /// A file that its maker did not live to give its name.
+    Unfinished,
+    /// Another version laid it out, so who lives there can't be told. It is left alone.
+    OtherVersion(u32),
+    /// Somebody comes or leaves at this moment.
+    Busy,
+}
+
+/// Somebody in a named arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inhabitant {
+    /// Its process id, in its own pid namespace.
+    pub pid: u32,
+    /// The name it gave itself, or an empty text.
+    pub name: String,
+    /// Whether it is alive.
+    pub verdict: Verdict,
+}
+
+/// A named arena that nobody lives in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Swept {
+    /// What it was.
+    pub found: Found,
+    /// Whether its file was removed: not in a dry run, nor if somebody came.
+    pub removed: bool,
+}
+
+/// The named arenas of this user in `directory`, in the order of their names.
+///
+/// # Errors
+/// When the directory can't be read, or there is no descriptor to look with. Files that are no arenas of this user, or
+/// go away meanwhile, are left out.
+pub fn list(directory: impl AsRef<Path>) -> Result<Vec<Found>> {
+    let mut all = Vec::new();
+    for path in ours_in(directory.as_ref())? {
+        all.extend(look_at(&path, false)?.map(|(found, _)| found));
+    }
+    Ok(all)
+}
+
+/// Removes the files in `directory` of this user's named arenas in which nobody lives; in a `dry_run` only says which.
+///
+/// An arena is left alone while there is any doubt about its participants, as for one in a container whose processes
+/// can't be seen from here and still hold their locks.
+///
+/// # Errors
+/// As [`list`], and what the system answers when a file can't be removed.
+pub fn sweep(directory: impl AsRef<Path>, dry_run: bool) -> Result<Vec<Swept>> {
+    let mut swept = Vec::new();
+    for path in ours_in(directory.as_ref())? {
+        let Some((found, removed)) = look_at(&path, !dry_run)? else {
+            continue;
+        };
+        if matches!(found.standing, Standing::Abandoned | Standing::Unfinished) {
+            swept.push(Swept { found, removed });
+        }
+    }
+    Ok(swept)
+}
+
+/// Removes the file at `path` if it is an arena that nobody lives in.
+pub(crate) fn sweep_one(path: &Path) -> Result<bool> {
+    Ok(look_at(path, true)?.is_some_and(|(_, removed)| removed))
+}
+
+/// For a message: who lives in the arena at `path`, as far as that can be told.
+pub(crate) fn who_lives_in(path: &Path) -> impl fmt::Display + use<> {
+    let found = look_at(path, false).ok().flatten();
+    let living: Vec<_> = found
+        .iter()
+        .flat_map(|(found, _)| &found.participants)
+        .filter(|inhabitant| inhabitant.verdict != Verdict::Dead)
+        .map(|inhabitant| inhabitant.pid.to_string())
+        .collect();
+    if living.is_empty() {
+        return String::new();
+    }
+    format!(", used by process {}", living.join(", "))
+}
+
+/// Files whose names are those of this user's arenas, or hide them.
+fn ours_in(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(directory).map_err(|error| {
+        let tried = format!("looking for arenas in {}", directory.display());
+        Error::io("readdir", error, tried)
+    })?;
+    let prefix = prefix();
+    let mut paths: Vec<_> = entries
+        .flatten()
+        .filter(|entry| {
+            let name = entry.file_name();
+            let name = name.as_encoded_bytes();
+            name.strip_prefix(b".")
+                .unwrap_or(name)
+                .starts_with(prefix.as_bytes())
+        })
+        .map(|entry| entry.path())
+        .collect();
+    paths.sort();
+    Ok(paths)
+}
+
+/// Looks at a file, and removes it if that is asked and nobody lives there. `None` if it is no arena of this user.
+fn look_at(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
+    let backing = match open_vetted(path) {
+        Ok(backing) => backing,
+        // A file that was not given its size yet is one nobody finished.
+        Err(error) if *error.kind() == ErrorKind::Size && is_hidden(path) => {
+            return look_at_unsized(path, removing);
+        }
+        Err(error) if *error.kind() == ErrorKind::DescriptorLimit => return Err(error),
+        Err(_) => return Ok(None),
+    };
+    let Ok(stat) = fstat(&backing) else {
+        return Ok(None);
+    };
+    let capacity = backing.size();
+    let taken = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+    let mut found = Found {
+        path: path.to_owned(),
+        capacity,
+        taken,
+        id: [0; 2],
+        standing: Standing::Unfinished,
+        participants: Vec::new(),
+    };
+    let segment = Segment::open_any(backing, SystemLimits::shared())?;
+    let locks = RowLocks::open(segment.as_fd(), capacity)?;
+    // Nobody comes or leaves while we look and decide; for a mere look it need not be free.
+    let gate = locks.gate(if removing {
+        PATIENCE
+    } else {
+        std::time::Duration::ZERO
+    })?;
+    match check_header(&segment, path.display()) {
+        Ok(()) => {
+            let word = |field| {
+                segment
+                    .word(field)
+                    .load(core::sync::atomic::Ordering::Relaxed)
+            };
+            found.id = [word(header::ID_LOW), word(header::ID_HIGH)];
+            let boot = word(header::BOOT);
+            let earlier = boot != 0 && this_boot().is_some_and(|now| now != boot);
+            found.participants = inhabitants(&segment, &locks, earlier);
+            found.standing = match &gate {
+                None => Standing::Busy,
+                Some(_) if earlier || !is_inhabited(&segment, &locks) => Standing::Abandoned,
+                Some(_) => Standing::Inhabited,
+            };
+        }
+        Err(error) => match error.kind() {
+            ErrorKind::WrongVersion { found: version, .. } => {
+                found.standing = Standing::OtherVersion(*version);
+            }
+            _ if is_hidden(path) && gate.is_some() => {}
+            _ if is_hidden(path) => found.standing = Standing::Busy,
+            _ => return Ok(None),
+        },
+    }
+    let ended = matches!(found.standing, Standing::Abandoned | Standing::Unfinished);
+    let removed = removing && ended && remove(segment.as_fd())?;
+    Ok(Some((found, removed)))
+}
+
+fn look_at_unsized(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
+    let Ok(file) = std::fs::File::options().read(true).write(true).open(path) else {
+        return Ok(None);
+    };
+    let Some(_gate) = Gate::take(file.as_fd(), std::time::Duration::ZERO)? else {
+        return Ok(None);
+    };
+    let found = Found {
+        path: path.to_owned(),
+        capacity: 0,
+        taken: 0,
+        id: [0; 2],
+        standing: Standing::Unfinished,
+        participants: Vec::new(),
+    };
+    let removed = removing && rustix::fs::unlink(path).is_ok();
+    Ok(Some((found, removed)))
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+fn inhabitants(segment: &Segment, locks: &RowLocks, earlier: bool) -> Vec<Inhabitant> {
+    rows(segment)
+        .filter_map(|row| {
+            let (_, state, verdict) = reap::judge(locks, row)?;
+            let verdict = if earlier { Verdict::Dead } else { verdict };
+            Some(Inhabitant {
+                pid: state.pid,
+                name: row.read_text(row::NAME, row::NAME_WORDS),
+                verdict,
+            })
+        })
+        .collect()
+}

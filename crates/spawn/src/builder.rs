@@ -1,0 +1,161 @@
+//! [`spawn`]: the same function in several processes, the short form of a [`Group`].
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::context::SpawnContext;
+use crate::error::Result;
+use crate::group::Group;
+use crate::outcome::Outcome;
+use crate::process::{Process, Stdin};
+use crate::run::Options;
+
+/// Runs `f(rank, args)` in `n` new processes, with ranks from 0.
+///
+/// `f` is a function item (a generic instance too) or a closure that captures nothing; what it needs comes in `args`.
+/// These are encoded once; tensors and queues in them travel as handles. With `n > 1` every process gets its own copy,
+/// so they must hold nothing that only one process may have.
+///
+/// ```no_run
+/// fn greet(rank: usize, name: String) -> Result<String, std::io::Error> {
+///     Ok(format!("{name} from {rank}"))
+/// }
+///
+/// fn main() -> spawn::Result<()> {
+///     spawn::init();
+///     let greetings = spawn::spawn(greet, "hello".to_string(), 2)?.into_results()?;
+///     assert_eq!(greetings, ["hello from 0", "hello from 1"]);
+///     Ok(())
+/// }
+/// ```
+///
+/// A closure that captures is refused when it is built (by `cargo build`; `cargo check` does not look that far):
+///
+/// ```compile_fail
+/// # fn main() -> spawn::Result<()> {
+/// # spawn::init();
+/// let factor = 3;
+/// spawn::spawn(move |_rank, x: u32| Ok::<_, String>(x * factor), 2, 1)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// So is a function pointer, which means nothing in another process:
+///
+/// ```compile_fail
+/// # fn twice(_rank: usize, x: u32) -> Result<u32, String> { Ok(2 * x) }
+/// # fn main() -> spawn::Result<()> {
+/// # spawn::init();
+/// let pointer: fn(usize, u32) -> Result<u32, String> = twice;
+/// spawn::spawn(pointer, 2, 1)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// When [`init`](crate::init) was not called, `n` is 0, the arguments cannot be encoded (or hold something exclusive
+/// and `n > 1`), or the system does not start a process; then none is left running. What happens in the processes is
+/// told by the [`SpawnContext`].
+pub fn spawn<F, A, R>(f: F, args: A, n: usize) -> Result<SpawnContext<R::Value>>
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
+    builder().spawn(f, args, n)
+}
+
+/// [`spawn`] with options.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # fn work(_rank: usize, _: ()) {}
+/// # fn main() -> spawn::Result<()> {
+/// # spawn::init();
+/// let mut context = spawn::builder().name("resize").grace(Duration::from_secs(1)).spawn(work, (), 4)?;
+/// # context.join()?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn builder() -> Builder {
+    Builder {
+        process: Process::default(),
+        options: Options::default(),
+    }
+}
+
+/// Options for [`spawn`]; made by [`builder`].
+#[derive(Debug)]
+#[must_use]
+pub struct Builder {
+    process: Process,
+    options: Options,
+}
+
+impl Builder {
+    /// The processes' name; see [`Process::named`].
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.process.name = Some(name.into());
+        self
+    }
+
+    /// What the processes find as their stdin; see [`Process::stdin`].
+    pub fn stdin(mut self, stdin: Stdin) -> Self {
+        self.process.stdin = stdin;
+        self
+    }
+
+    /// How long a process that is to stop has from SIGTERM to SIGKILL. 3 seconds if not set; zero sends SIGKILL at
+    /// once.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.options.grace = grace;
+        self
+    }
+
+    /// How long a process has from its start to [`init`](crate::init). 10 seconds if not set.
+    pub fn hello_deadline(mut self, deadline: Duration) -> Self {
+        self.options.hello_deadline = deadline;
+        self
+    }
+
+    /// Starts the processes, as the function [`spawn`] does.
+    ///
+    /// # Errors
+    ///
+    /// As the function [`spawn`].
+    pub fn spawn<F, A, R>(self, f: F, args: A, n: usize) -> Result<SpawnContext<R::Value>>
+    where
+        F: Fn(usize, A) -> R + Copy + Send + 'static,
+        A: Serialize + DeserializeOwned,
+        R: Outcome,
+    {
+        let mut group = Group::new()
+            .grace(self.options.grace)
+            .hello_deadline(self.options.hello_deadline);
+        group.add_replicas(self.process, f, args, n)?;
+        group.start()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    #[test]
+    fn a_process_that_did_not_call_init_may_not_spawn() {
+        // The harness of these tests has no `main` of ours, so nothing called it here.
+        let error = spawn(|_, ()| (), (), 1).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::NotInitialized),
+            "{error:?}"
+        );
+        assert!(
+            error.to_string().contains("first line of `main`"),
+            "{error}"
+        );
+    }
+}

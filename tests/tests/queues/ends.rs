@@ -1,0 +1,193 @@
+//! How a queue ends: the last of a side is dropped, returns, or dies.
+
+use integration_tests::{Test, kill, pidfd, tests, wait_for_end};
+use mp_queue::ErrorKind;
+use tensormp::mp_queue;
+use tensormp::prelude::*;
+
+pub(crate) const TESTS: &[Test] = &tests![
+    the_last_sender_ends_the_receivers,
+    the_last_receiver_ends_the_senders,
+    a_closed_queue_gives_what_it_holds,
+    a_queue_that_one_process_closes_is_closed_for_all,
+    a_sender_that_is_killed_ends_its_receiver_with_the_cause,
+    a_receiver_that_is_killed_ends_its_sender_with_the_cause,
+    a_get_that_others_could_serve_ends_when_a_process_is_killed,
+    a_lane_ends_when_the_other_end_is_killed,
+    messages_of_a_process_that_is_killed_later_still_arrive,
+];
+
+fn the_last_sender_ends_the_receivers() {
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let second = sender.clone();
+    sender.put(1).unwrap();
+    drop(sender);
+    second.put(2).unwrap();
+    drop(second);
+    assert_eq!((receiver.get().unwrap(), receiver.get().unwrap()), (1, 2));
+    let error = receiver.get().unwrap_err();
+    assert!(error.is_closed(), "{error}");
+    let error = receiver.try_get().unwrap_err();
+    assert!(error.is_closed(), "{error}");
+    assert!(receiver.is_closed() && receiver.is_empty());
+}
+
+fn the_last_receiver_ends_the_senders() {
+    fn rest(_rank: usize, _: Receiver<u32>) {}
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    sender.put(1).unwrap();
+    drop(receiver);
+    let error = sender.put(2).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::Closed);
+    assert_eq!(error.into_value(), Some(2));
+
+    // The same when it went to a process that had no use for it.
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let mut context = spawn(rest, receiver, 1).unwrap();
+    let pid = context.pids()[0];
+    context.join().unwrap();
+    let error = sender.put(2).unwrap_err();
+    let ErrorKind::PeerFailed(failure) = error.kind() else {
+        panic!("{error}")
+    };
+    assert_eq!((failure.rank, failure.pid), (0, pid));
+    assert_eq!(error.into_value(), Some(2));
+}
+
+fn a_closed_queue_gives_what_it_holds() {
+    let queue = Queue::bounded(4).unwrap();
+    queue.put("a".to_owned()).unwrap();
+    queue.put("b".to_owned()).unwrap();
+    queue.close();
+    let error = queue.put("c".to_owned()).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::Closed);
+    assert_eq!(error.into_value().as_deref(), Some("c"));
+    assert_eq!(queue.get().unwrap(), "a");
+    assert_eq!(queue.get().unwrap(), "b");
+    assert!(queue.get().unwrap_err().is_closed());
+}
+
+fn a_queue_that_one_process_closes_is_closed_for_all() {
+    fn count(_rank: usize, queue: Queue<Tensor<u8>>) -> tensormp::Result<usize> {
+        Ok(queue.receiver().iter().count())
+    }
+    let queue = Queue::bounded(2).unwrap();
+    let mut context = spawn(count, queue.clone(), 3).unwrap();
+    for _ in 0..20 {
+        queue.put(Tensor::zeros(3).unwrap()).unwrap();
+    }
+    // Everyone holds both sides, so only closing ends the loops.
+    queue.close();
+    assert_eq!(context.join().unwrap().iter().sum::<usize>(), 20);
+}
+
+/// The failure of a context's process as its parent's queue tells it.
+#[track_caller]
+fn killed(kind: &ErrorKind, pid: u32) {
+    let ErrorKind::PeerFailed(failure) = kind else {
+        panic!("{kind:?}")
+    };
+    assert_eq!((failure.rank, failure.pid), (0, pid), "{failure}");
+    assert!(failure.cause.contains("was killed by SIGKILL"), "{failure}");
+}
+
+fn a_sender_that_is_killed_ends_its_receiver_with_the_cause() {
+    fn dies(_rank: usize, to: Sender<u32>) -> tensormp::Result<()> {
+        to.put(1)?;
+        kill(std::process::id());
+        Ok(())
+    }
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let context = spawn(dies, sender, 1).unwrap();
+    // What it had sent is not lost.
+    assert_eq!(receiver.get().unwrap(), 1);
+    killed(receiver.get().unwrap_err().kind(), context.pids()[0]);
+    killed(receiver.get().unwrap_err().kind(), context.pids()[0]);
+}
+
+fn a_receiver_that_is_killed_ends_its_sender_with_the_cause() {
+    fn dies(_rank: usize, from: Receiver<Tensor<u8>>) -> tensormp::Result<()> {
+        let _kept = from.get()?;
+        kill(std::process::id());
+        Ok(())
+    }
+    let (sender, receiver) = Queue::bounded(2).unwrap().split();
+    let context = spawn(dies, receiver, 1).unwrap();
+    let error = loop {
+        if let Err(error) = sender.put(Tensor::full(9, 4).unwrap()) {
+            break error;
+        }
+    };
+    killed(error.kind(), context.pids()[0]);
+    assert_eq!(error.into_value().unwrap().as_slice(), [4; 9]);
+}
+
+fn a_get_that_others_could_serve_ends_when_a_process_is_killed() {
+    fn waits(_rank: usize, (work, ready): (Queue<u32>, Queue<u32>)) -> tensormp::Result<()> {
+        ready.put(0)?;
+        work.get()?;
+        Ok(())
+    }
+    // This process can put as well, and yet nobody will: it waits itself.
+    let (work, ready) = (Queue::bounded(1).unwrap(), Queue::bounded(1).unwrap());
+    let mut context = spawn(waits, (work.clone(), ready.clone()), 1).unwrap();
+    ready.get().unwrap();
+    kill(context.pids()[0]);
+    killed(ready.get().unwrap_err().kind(), context.pids()[0]);
+    killed(work.get().unwrap_err().kind(), context.pids()[0]);
+    let error = context.join().unwrap_err().to_string();
+    assert!(
+        error.contains("process 0 (\"waits\"") && error.contains("SIGKILL"),
+        "{error}"
+    );
+}
+
+fn a_lane_ends_when_the_other_end_is_killed() {
+    fn sends(_rank: usize, mut to: LaneSender<u32>) -> tensormp::Result<()> {
+        to.put(1)?;
+        kill(std::process::id());
+        Ok(())
+    }
+    fn gets(_rank: usize, mut from: LaneReceiver<u32>) -> tensormp::Result<()> {
+        from.get()?;
+        kill(std::process::id());
+        Ok(())
+    }
+    let (sender, mut receiver) = pair(2).unwrap();
+    let context = spawn(sends, sender, 1).unwrap();
+    assert_eq!(receiver.get().unwrap(), 1);
+    killed(receiver.get().unwrap_err().kind(), context.pids()[0]);
+
+    let (mut sender, receiver) = pair(2).unwrap();
+    let context = spawn(gets, receiver, 1).unwrap();
+    let error = loop {
+        if let Err(error) = sender.put(7) {
+            break error;
+        }
+    };
+    killed(error.kind(), context.pids()[0]);
+    assert_eq!(error.into_value(), Some(7));
+}
+
+fn messages_of_a_process_that_is_killed_later_still_arrive() {
+    fn sends(_rank: usize, (to, done): (Sender<Tensor<u32>>, Event)) -> tensormp::Result<()> {
+        for i in 0..50 {
+            to.put(Tensor::full(100, i)?)?;
+        }
+        done.set();
+        loop {
+            std::thread::park();
+        }
+    }
+    let (sender, receiver) = Queue::bounded(50).unwrap().split();
+    let done = Event::new().unwrap();
+    let context = spawn(sends, (sender, done.clone()), 1).unwrap();
+    done.wait().unwrap();
+    let process = pidfd(context.pids()[0]);
+    kill(context.pids()[0]);
+    wait_for_end(&process);
+    for i in 0..50 {
+        assert_eq!(receiver.get().unwrap().as_slice(), [i; 100]);
+    }
+    killed(receiver.get().unwrap_err().kind(), context.pids()[0]);
+}
