@@ -365,7 +365,9 @@ pub fn reaper_word(me: Owner, dead: Owner) -> u64 {
 
 /// Makes `me` the one that reaps `dead`, unless a live one is at it.
 ///
-/// The word says which epoch it is about, so what the reaper of an earlier one left there stands in nobody's way.
+/// The word says which epoch it is about, so what the reaper of an earlier one left there stands in nobody's way. One
+/// that is about a later epoch stays: `dead` is reaped then, and whoever is at its successor must not be joined by
+/// another. (Two at once free a reference twice that somebody opens by its handle meanwhile.)
 pub fn become_reaper<W: Atomic64>(
     word: &W,
     me: Owner,
@@ -376,6 +378,10 @@ pub fn become_reaper<W: Atomic64>(
     loop {
         let seen = word.load(Ordering::Acquire);
         let about = (seen >> 32) as u16;
+        // The difference, since epochs wrap.
+        if seen != 0 && (about.wrapping_sub(dead.epoch) as i16) > 0 {
+            return false;
+        }
         if seen != 0 && seen != mine && about == dead.epoch {
             let other = Owner {
                 row: (seen as u16).wrapping_sub(1),

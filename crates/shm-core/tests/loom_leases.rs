@@ -105,11 +105,14 @@ fn two_holders<V: Variant>() {
             block.give_back();
         })
     });
-    let allocated = block.allocate() || block.allocate();
+    let allocator = {
+        let block = block.clone();
+        thread::spawn(move || block.allocate() || block.allocate())
+    };
     for holder in holders {
         holder.join().expect("no holder panicked");
     }
-    block.is_left(allocated);
+    block.is_left(allocator.join().expect("the allocator did not panic"));
 }
 
 /// The last holder lets go while somebody opens the block by its handle, reads it and lets go too.
@@ -131,10 +134,13 @@ fn an_opener<V: Variant>() {
             }
         })
     };
-    let allocated = block.allocate() || block.allocate();
+    let allocator = {
+        let block = block.clone();
+        thread::spawn(move || block.allocate() || block.allocate())
+    };
     holder.join().expect("the holder did not panic");
     opener.join().expect("the opener did not panic");
-    block.is_left(allocated);
+    block.is_left(allocator.join().expect("the allocator did not panic"));
 }
 
 /// One of two holders finds itself alone and writes what both could read.
@@ -147,12 +153,16 @@ fn alone<V: Variant>() {
             assert!(steps::subtract_shared(&block.word, FIRST));
         })
     };
-    for _ in 0..2 {
-        if block.now() == Counted::new(FIRST, 1) {
-            block.parts[0].with_mut(|_| ());
-        }
-    }
+    let alone = {
+        let block = block.clone();
+        thread::spawn(move || {
+            if block.now() == Counted::new(FIRST, 1) {
+                block.parts[0].with_mut(|_| ());
+            }
+        })
+    };
     other.join().expect("the other holder did not panic");
+    alone.join().expect("the holder left did not panic");
     assert_eq!(block.now(), Counted::new(FIRST, 1));
 }
 

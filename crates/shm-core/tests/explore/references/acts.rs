@@ -371,7 +371,7 @@ impl References {
             }
             Act::GiveBack { dead, entry } => {
                 let at = self.entry(dead.row.into(), entry.into());
-                if self.is(Variant::SkipFailed) || self.is(Variant::SubtractAnyway) {
+                if self.is(Variant::SkipFailed) {
                     self.drop_carelessly(&at, dead.owner());
                 } else {
                     steps::drop_entry(&at, dead.owner(), &Dropper(self));
@@ -401,6 +401,17 @@ impl References {
             self.words[GONE + reaper].load(SeqCst) == 0
         };
         let word = self.reaper_of(dead.row.into());
+        if self.is(Variant::LateReaper) {
+            let mine = steps::reaper_word(owner(process, 0), dead.owner());
+            let seen = there().then(|| word.load(SeqCst));
+            return seen.is_some_and(|seen| {
+                let at_it = seen != 0 && seen != mine && seen >> 32 == dead.epoch.into();
+                let there_is = owner((seen as u16).wrapping_sub(1).into(), 0);
+                !(at_it && is_alive(there_is))
+                    && word.compare_exchange(seen, mine, SeqCst, SeqCst).is_ok()
+                    && there()
+            });
+        }
         there() && steps::become_reaper(word, owner(process, 0), dead.owner(), is_alive) && there()
     }
 
@@ -453,8 +464,7 @@ impl References {
                     steps::free(word, generation);
                 }
                 _ => {
-                    let cleared = entry.change(seen, free);
-                    if cleared || self.is(Variant::SubtractAnyway) {
+                    if entry.change(seen, free) {
                         Dropper(self).release_unrecorded(seen.line, generation);
                     }
                     return;
