@@ -52,11 +52,16 @@ pub fn allow_leaks(most: usize) {
 
 /// The `main` of a suite.
 pub fn main(tests: &[Test]) -> ExitCode {
+    main_with_scenes(tests, &[])
+}
+
+/// The `main` of a suite whose tests [`play`] scenes.
+pub fn main_with_scenes(tests: &[Test], scenes: &[Test]) -> ExitCode {
     tensormp::init();
     let mut words = std::env::args().skip(1);
     if words.next().as_deref() == Some(ALONE) {
         let name = words.next().unwrap_or_default();
-        let test = tests.iter().find(|test| test.name == name);
+        let test = tests.iter().chain(scenes).find(|test| test.name == name);
         (test.expect("a test of this suite").body)();
         look_around();
         return ExitCode::SUCCESS;
@@ -66,6 +71,18 @@ pub fn main(tests: &[Test]) -> ExitCode {
         .map(|&Test { name, .. }| Trial::test(name, move || run(name)))
         .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// A program of its own that plays a scene of this suite: to be given an environment, killed, or looked at.
+///
+/// # Panics
+/// When this executable cannot be found.
+#[must_use]
+pub fn play(scene: &str) -> Command {
+    let this = std::env::current_exe().expect("a path of this executable");
+    let mut command = Command::new(this);
+    command.args([ALONE, scene]).stdin(Stdio::null());
+    command
 }
 
 /// In the test's own process, when its body has returned: everything is as it was.
@@ -91,6 +108,8 @@ fn run(name: &'static str) -> Result<(), Failed> {
     let mut child = Command::new(std::env::current_exe()?)
         .args([ALONE, name])
         .env(MARK, &mark)
+        // Many tests panic in children on purpose, and symbols take long to read.
+        .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output.try_clone()?)

@@ -4,9 +4,13 @@
 
 mod harness;
 mod look;
+mod receipts;
 
-pub use harness::{Test, allow_leaks, main};
-pub use look::{children, children_of, exists, kill, name_of, pidfd, stop_and_see, wait_for_end};
+pub use harness::{Test, allow_leaks, main, main_with_scenes, play};
+pub use look::{
+    children, children_of, exists, kill, name_of, pidfd, resume, see_stopped, stop, wait_for_end,
+};
+pub use receipts::{Account, Pen, Receipts, Writer};
 
 /// The first page of the repository.
 #[cfg(doctest)]

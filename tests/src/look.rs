@@ -44,23 +44,39 @@ pub(crate) fn ends_before(pidfd: &OwnedFd, deadline: Instant) -> bool {
     }
 }
 
-/// Sends SIGKILL.
+/// Sends SIGKILL. Nothing happens when the process has ended.
 ///
 /// # Panics
-/// When there is no such process.
+/// When it is not ours to kill.
 pub fn kill(pid: u32) {
-    kill_process(number(pid), Signal::KILL).expect("a process to kill");
+    match kill_process(number(pid), Signal::KILL) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(errno) => panic!("process {pid} cannot be killed: {errno}"),
+    }
 }
 
 /// Sends SIGSTOP to a child and waits until it has stopped.
 ///
 /// # Panics
 /// When there is no such child.
-pub fn stop_and_see(pid: u32) {
+pub fn stop(pid: u32) {
     kill_process(number(pid), Signal::STOP).expect("a process to stop");
-    // It stays waitable: the supervisor is told of its end, not of this.
+    see_stopped(pid);
+}
+
+/// Waits until a child has stopped. The watchdog bounds it.
+pub fn see_stopped(pid: u32) {
+    // It stays waitable: its end is the supervisor's to hear of.
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
     while let Err(Errno::INTR) = waitid(WaitId::Pid(number(pid)), options) {}
+}
+
+/// Lets a stopped process go on.
+///
+/// # Panics
+/// When there is no such process.
+pub fn resume(pid: u32) {
+    kill_process(number(pid), Signal::CONT).expect("a process to resume");
 }
 
 /// Whether a process, or a zombie of it, is there.

@@ -232,7 +232,7 @@ impl Producer {
     ///
     /// # Errors
     /// `Closed` when the ring was closed or no consumer is left; the slot is free again then.
-    pub fn publish(&self, slot: Slot) -> Result<()> {
+    pub fn publish(&mut self, slot: Slot) -> Result<()> {
         if !slot.loan.slots().same(&self.side.slots) {
             return Err(Error::invalid(
                 "a slot of one ring was to be published in another; copy it into a slot of that one",

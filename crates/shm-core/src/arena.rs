@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::cells::Owner;
 use crate::error::{Error, ErrorKind, Result};
-use crate::heap::Heap;
+use crate::heap::{self, Heap};
 use crate::layout::{self, PAGE, header};
 use crate::lease::Leases;
 use crate::participant::liveness::{Identity, Verdict};
@@ -54,8 +54,14 @@ static CURRENT: RwLock<Option<Arena>> = RwLock::new(None);
 pub struct Stats {
     /// Bytes of address space reserved.
     pub capacity: u64,
-    /// Bytes of chunks for which memory was taken.
+    /// Bytes for which memory was taken, control structures aside.
     pub committed: u64,
+    /// Bytes of blocks that somebody holds.
+    pub live: u64,
+    /// Bytes that were taken and hold no block: kept for the next allocation.
+    pub cached: u64,
+    /// Blocks that somebody holds: tensors, messages, queues.
+    pub blocks: u64,
     /// Participants that are alive.
     pub participants: u64,
 }
@@ -243,17 +249,28 @@ impl Arena {
         Arc::ptr_eq(&self.0, &other.0) || self.0.id == other.0.id
     }
 
-    /// Numbers about the arena.
+    /// Numbers about the arena. Looks at every block, so it takes time in proportion to their number.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        let usage = heap::usage(self.segment());
         Stats {
             capacity: self.segment().capacity(),
-            committed: self
-                .segment()
-                .word(header::COMMITTED)
-                .load(Ordering::Relaxed),
+            committed: usage.committed,
+            live: usage.live,
+            cached: usage.committed.saturating_sub(usage.live),
+            blocks: usage.blocks,
             participants: self.participants(),
         }
+    }
+
+    /// Gives the memory of what is unused back to the system: this process's free blocks, as far as whole chunks of 2
+    /// MiB hold nothing else, and what dead participants left. Returns how many bytes that were. Allocations do this
+    /// by themselves when a limit is reached.
+    pub fn trim(&self) -> u64 {
+        if self.is_forked() {
+            return 0;
+        }
+        self.heap().trim(self.segment())
     }
 
     /// Participants that are alive.

@@ -1,7 +1,8 @@
 //! Labelled steps at which a test can kill, stop or panic the process.
 //!
-//! Compiled in by the feature `failpoints` (and in this crate's own unit tests); without it
-//! [`failpoint!`](crate::failpoint!) is a call to an empty function, so crates above need no feature of their own.
+//! Compiled into builds with debug assertions, so that plain `cargo test` has them, and into others by the feature
+//! `failpoints`; elsewhere [`failpoint!`](crate::failpoint!) is a call to an empty function, so crates above need no
+//! feature of their own.
 //! `TENSORMP_FAILPOINT=label[:nth][@process]=kill|stop|panic` arms one label: the `nth` time (from 1, default 1) the
 //! process comes by, it sends itself SIGKILL or SIGSTOP, or panics. With a name only the process of that name does,
 //! counted from when it got its name.
@@ -32,6 +33,7 @@ pub const fn named(_name: &str) {}
 mod armed {
     use core::sync::atomic::{AtomicU64, Ordering};
     use std::sync::OnceLock;
+    use std::time::Duration;
 
     use parking_lot::RwLock;
     use rustix::process::{Signal, getpid, kill_process};
@@ -46,6 +48,7 @@ mod armed {
         "chunk.claim.one",
         "chunk.run.unformatted",
         "chunk.slab.unformatted",
+        "chunk.trim.unmarked",
         "get.recorded",
         "get.released",
         "get.taken",
@@ -145,7 +148,11 @@ mod armed {
         };
         match action.as_str() {
             "panic" => panic!("failpoint {label}"),
-            "stop" => drop(kill_process(getpid(), Signal::STOP)),
+            "stop" => {
+                let _ = kill_process(getpid(), Signal::STOP);
+                // The signal is the process's: another thread may take it, and this one stops a moment later.
+                std::thread::sleep(Duration::from_millis(300));
+            }
             _ => drop(kill_process(getpid(), Signal::KILL)),
         }
     }

@@ -81,11 +81,13 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Reads a state word.
+    /// Reads a state word. One that no entry has, with bits beyond the line's, is read as FREE: swaps from it would
+    /// fail for ever.
     #[must_use]
     pub const fn from_word(word: u64) -> Self {
+        let code = if word >> 58 == 0 { word & 0xf } else { 0 };
         Self {
-            kind: Kind::from_code(word & 0xf),
+            kind: Kind::from_code(code),
             epoch: (word >> 4) as u16,
             line: (word >> 20) & ((1 << 38) - 1),
         }
@@ -396,4 +398,24 @@ pub(crate) struct Ticket {
     pub(crate) cell: u64,
     /// The position at which the cell is written or read.
     pub(crate) position: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_an_entry_that_can_be_swapped_or_is_free() {
+        let kinds = 0..16_u64;
+        for word in kinds
+            .flat_map(|kind| (0..60).map(move |bit| kind | 1 << bit))
+            .chain([0, u64::MAX])
+        {
+            let entry = Entry::from_word(word);
+            assert!(
+                entry.kind == Kind::Free || entry.to_word() == word,
+                "{word:x}"
+            );
+        }
+    }
 }

@@ -309,6 +309,9 @@ pub trait Reaper<W> {
 }
 
 /// Phase 3 of reaping, for one entry: drops what it holds, as the living do, but by compare-and-swap.
+///
+/// One reaper at a time ([`become_reaper`]): if another had cleared the entry after we read it, a count of 1 would be
+/// somebody else's reference, and we would free it.
 pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &impl Reaper<W>) {
     // A failed swap means that another reaper was here (and died): look again, never skip.
     loop {

@@ -11,6 +11,9 @@ use crate::chunk::{Chunks, State, Use};
 use crate::layout::descriptor;
 use crate::segment::Segment;
 
+/// Chunks of free runs that a process keeps for itself, at most: 512 MiB, or an eighth of a small arena.
+const CACHED: u64 = 256;
+
 impl Inner {
     /// Gives own chunks without live blocks back. Returns how many.
     pub(super) fn retire_unused(&mut self, segment: &Segment, me: Owner) -> u64 {
@@ -56,6 +59,40 @@ impl Inner {
             heads.retain(|&head| chunks.state(head) == State::Owned(me, Use::Run(count)));
         }
         given_back
+    }
+}
+
+impl Inner {
+    /// Gives free runs back to all while more than [`CACHED`] chunks of them are kept, the longest first. Their memory
+    /// stays committed: whoever claims the chunks next has it without paying.
+    pub(super) fn share_runs(&mut self, segment: &Segment, me: Owner) {
+        let chunks = Chunks::new(segment);
+        let kept = |runs: &std::collections::BTreeMap<u32, Vec<u64>>| -> u64 {
+            let chunks_of =
+                |(&count, heads): (&u32, &Vec<u64>)| u64::from(count) * heads.len() as u64;
+            runs.iter().map(chunks_of).sum()
+        };
+        let most = CACHED.min(crate::layout::chunk_count(segment.capacity()) / 8);
+        while kept(&self.runs) > most {
+            let Some(mut longest) = self.runs.last_entry() else {
+                return;
+            };
+            let count = *longest.key();
+            let Some(head) = longest.get_mut().pop() else {
+                longest.remove();
+                continue;
+            };
+            let unused = chunks.state(head) == State::Owned(me, Use::Run(count))
+                && free_block(segment, Chunks::run_line(head)).is_some()
+                && chunks
+                    .word(head, descriptor::PIN_COUNT)
+                    .load(Ordering::Acquire)
+                    == 0;
+            if unused {
+                self.disown(&chunks, head);
+                chunks.retire_run(head, u64::from(count), me);
+            }
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::{self, CLASSES};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::layout::{LINE, counted, descriptor};
 use crate::lease::Leases;
 use crate::line::{Counted, Mode, Tag};
@@ -25,11 +25,13 @@ mod hint;
 mod locate;
 mod run;
 mod slab;
+mod trim;
 
 pub(crate) use bury::bury_chunks;
 use bury::sweep_orphans;
 pub(crate) use hint::{hint_after_free, hint_before_free};
 pub(crate) use locate::{block_around, in_object, locate, owner_of_line};
+pub(crate) use trim::usage;
 
 /// One process's allocator.
 pub(crate) struct Heap {
@@ -81,10 +83,23 @@ impl Heap {
         mode: Mode,
     ) -> Result<Candidate> {
         let mut inner = self.inner.lock();
+        let mut trimmed = false;
         loop {
             let found = match class::class_of_size(bytes) {
-                Some(class) => inner.small(segment, self.me, class)?,
-                None => inner.large(segment, self.me, bytes)?,
+                Some(class) => inner.small(segment, self.me, class),
+                None => inner.large(segment, self.me, bytes),
+            };
+            let found = match found {
+                Ok(found) => found,
+                // What is kept for other sizes may be what is missing for this one.
+                Err(error) if !trimmed && matches!(error.kind(), ErrorKind::OutOfRoom(_)) => {
+                    trimmed = true;
+                    if inner.trim(segment, self.me) == 0 {
+                        return Err(error);
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
             let word = segment.word(found.line * LINE + counted::WORD);
             // Before it counts: whoever finds the block counted, our reaper say, finds it to be what it is. Nobody
@@ -158,6 +173,7 @@ impl Inner {
                 if !heads.contains(&span.chunk) {
                     heads.push(span.chunk);
                 }
+                self.share_runs(segment, me);
             }
             _ => {}
         }

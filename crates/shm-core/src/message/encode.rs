@@ -13,6 +13,7 @@ use super::parse::{
     Body, Entry, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
     parse_spilled, words_of,
 };
+use super::strict::Whole;
 use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
 use crate::error::{Error, ErrorKind, Result};
@@ -188,7 +189,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
     table.clear();
     body.clear();
     let guard = EncodeGuard::enter(arena, table);
-    let outcome = postcard::serialize_with_flavor(&value, Append(body));
+    let outcome = postcard::serialize_with_flavor(&Whole(&value), Append(body));
     let Some(scope) = guard.leave() else {
         unreachable!("the guard put a scope in place");
     };

@@ -10,6 +10,7 @@ mod decode;
 mod encode;
 mod parse;
 mod serde;
+mod strict;
 
 pub use decode::Incoming;
 pub(crate) use decode::{Arrived, Entries};

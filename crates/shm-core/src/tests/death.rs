@@ -94,6 +94,7 @@ fn live() {
         let (line, generation) = small.id();
         let twice = Held::open(&arena, line, generation).unwrap();
         drop((small, large, twice));
+        arena.trim();
         for array in [0, 1] {
             put(&queue, array, parcel(&arena, 32 + round, &shared));
             receive(&queue, array, &mut seen);

@@ -1,11 +1,16 @@
 //! The allocator against a model: several participants allocate, share, drop and die.
 
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::{arena, assert_clean, assert_empty, join, kill, wipe};
 use crate::arena::Arena;
+use crate::error::ErrorKind;
 use crate::held::Held;
 use crate::line::Mode;
+use crate::room::{Limit, Limits};
 use crate::storage::Storage;
 
 const PARTICIPANTS: usize = 3;
@@ -231,12 +236,66 @@ fn a_size_that_no_machine_has_is_an_error() {
     for bytes in [1 << 30, 1 << 62, usize::MAX - 5, usize::MAX] {
         let error = Storage::allocate(&arena, bytes, Mode::Message).unwrap_err();
         assert!(
-            matches!(
-                error.kind(),
-                crate::error::ErrorKind::CapacityExhausted { .. }
-            ),
+            matches!(error.kind(), ErrorKind::CapacityExhausted { .. }),
             "{error}"
         );
     }
+    assert_empty(&arena);
+}
+
+#[test]
+fn what_one_frees_another_can_allocate_while_both_live() {
+    let one = arena();
+    let other = join(&one);
+    // Most of the arena, twice; the first has kept it neither for itself nor for ever.
+    for by in [&one, &other, &one] {
+        let most: Vec<Storage> = (0..8)
+            .map(|_| Storage::allocate(by, 10 << 20, Mode::Message).unwrap())
+            .collect();
+        assert_clean(&one);
+        drop(most);
+    }
+    assert_empty(&one);
+}
+
+/// A machine that has this much memory for the arena's file.
+#[derive(Debug)]
+struct Machine(u64);
+
+impl Limits for Machine {
+    fn each(
+        &self,
+        _: u64,
+        file: BorrowedFd<'_>,
+        see: &mut dyn FnMut(Limit<'_>),
+    ) -> crate::Result<()> {
+        let taken = rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512;
+        see(Limit {
+            name: &"the test's machine",
+            free: self.0.saturating_sub(taken),
+            reserve: 0,
+            hint: "none",
+        });
+        Ok(())
+    }
+}
+
+#[test]
+fn memory_that_nobody_uses_is_no_reason_to_refuse_more() {
+    let arena = Arena::builder()
+        .capacity(512 << 20)
+        .limits(Arc::new(Machine(64 << 20)))
+        .create()
+        .unwrap();
+    // Each size leaves memory that the next one cannot use as it lies.
+    for bytes in [40 << 20, 5 << 20, 23 << 20, 100 << 10, 45 << 20] {
+        let count = (50 << 20) / bytes;
+        let blocks: Vec<Storage> = (0..count)
+            .map(|_| Storage::allocate(&arena, bytes, Mode::Message).unwrap())
+            .collect();
+        drop(blocks);
+    }
+    let error = Storage::allocate(&arena, 70 << 20, Mode::Message).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::OutOfRoom(_)), "{error}");
     assert_empty(&arena);
 }

@@ -54,13 +54,6 @@ fn a_slot_is_one_loaners_whoever_is_killed() {
             ..BASE
         },
     );
-    holds(
-        "three loaners",
-        Config {
-            users: &[Role::Loaner; 3],
-            ..BASE
-        },
-    );
 }
 
 #[test]
@@ -78,13 +71,6 @@ fn a_reference_that_moves_is_freed_once_whoever_is_killed() {
         Config {
             kills: 2,
             reapers: 2,
-            ..MOVING
-        },
-    );
-    holds(
-        "moving to either",
-        Config {
-            users: &[Role::Mover, Role::Taker, Role::Taker],
             ..MOVING
         },
     );
@@ -111,14 +97,46 @@ fn a_reference_that_is_shared_is_freed_once_whoever_is_killed() {
 }
 
 #[test]
-fn two_reapers_at_once_do_no_harm() {
-    for config in [BASE, MOVING, SHARING] {
+#[ignore = "big: run it with --release"]
+fn big_worlds_of_references_hold() {
+    let three = Config {
+        users: &[Role::Loaner; 3],
+        ..BASE
+    };
+    holds("three loaners", three);
+    holds("three loaners, twice", Config { rounds: 2, ..three });
+    let either = Config {
+        users: &[Role::Mover, Role::Taker, Role::Taker],
+        ..MOVING
+    };
+    holds("moving to either", either);
+    holds(
+        "moving to either, twice",
+        Config {
+            rounds: 2,
+            ..either
+        },
+    );
+    let either = Config {
+        users: &[Role::Sharer, Role::Taker, Role::Taker],
+        ..either
+    };
+    holds("sharing with either", either);
+    for (name, config) in [("loaners", BASE), ("moving", MOVING), ("sharing", SHARING)] {
         holds(
-            "together",
+            &format!("{name}, two kills, reaped by two at once"),
             Config {
                 kills: 2,
                 reapers: 2,
                 together: true,
+                ..config
+            },
+        );
+        holds(
+            &format!("{name}, three kills, three reapers"),
+            Config {
+                kills: 3,
+                reapers: 3,
                 ..config
             },
         );
@@ -138,6 +156,16 @@ fn references_without_one_of_their_rules_are_noticed() {
     fails(Variant::UnclaimFirst, &freed, BASE);
     fails(Variant::CellsFirst, &freed, MOVING);
     fails(Variant::NoTicket, &freed, MOVING);
+    fails(
+        Variant::SkipAfterFailure,
+        &freed,
+        Config {
+            kills: 2,
+            reapers: 2,
+            together: true,
+            ..BASE
+        },
+    );
     fails(Variant::CountLate, &freed, SHARING);
     fails(Variant::SubtractFirst, &freed, SHARING);
 }
