@@ -1,7 +1,7 @@
 //! The steps by which counts and lease entries change, over any memory.
 //!
 //! The same text runs on the arena and under the models of the tests, which stop and kill it between any two of its
-//! operations. What a step means is in [`lease`](crate::lease) and in `docs/src/protocols.md`; the invariant they all
+//! operations. What each is for is in `docs/src/protocols.md`; the invariant they all
 //! keep is *count ≥ records that count*: the count grows before a record is made, and a record goes before the count
 //! shrinks. Where lines lie, what objects hold and whom to notify is left to the callers.
 
