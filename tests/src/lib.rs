@@ -17,3 +17,9 @@ pub use receipts::{Account, Pen, Receipts, Writer};
 #[doc = include_str!("../../README.md")]
 #[derive(Debug)]
 pub struct Readme;
+
+/// The page about tensors.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/tensors.md")]
+#[derive(Debug)]
+pub struct Tensors;

@@ -1,5 +1,6 @@
 //! Looking at processes from outside, by pidfd and /proc.
 
+use std::ffi::OsStr;
 use std::fmt::Write;
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -171,4 +172,17 @@ fn threads_of(pid: u32) -> String {
         );
     }
     text
+}
+
+/// Whether a process has this file of /dev/shm open or mapped.
+pub(crate) fn is_held(name: &OsStr) -> bool {
+    let path = Path::new("/dev/shm").join(name);
+    let text = path.to_string_lossy().into_owned();
+    pids().any(|pid| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd"));
+        let mut files = files.into_iter().flatten().flatten();
+        files.any(|file| fs::read_link(file.path()).is_ok_and(|file| file == path))
+            || fs::read_to_string(format!("/proc/{pid}/maps"))
+                .is_ok_and(|maps| maps.contains(&text))
+    })
 }

@@ -35,8 +35,14 @@ impl Barrier {
     /// As [`new`](Self::new).
     #[track_caller]
     pub fn new_in(arena: &Arena, n: u32) -> Result<Self> {
+        if n == 0 {
+            return Err(Error::new(
+                ErrorKind::Arena(shm_core::ErrorKind::Shape),
+                "a barrier for 0 processes was asked for; nobody could ever arrive, so ask for at least 1",
+            ));
+        }
         let object = Object::create(arena, ObjectKind::Barrier, [Array::None, Array::None], 2)?;
-        object.word(1).store(n.max(1).into(), Ordering::Release);
+        object.word(1).store(n.into(), Ordering::Release);
         Ok(Self { object })
     }
 
@@ -48,7 +54,7 @@ impl Barrier {
         self.wait_until(Deadline::Never)
     }
 
-    /// Waits so long until all have arrived. Whoever gives up counts as arrived all the same.
+    /// Waits so long until all have arrived. Whoever gives up, also because a peer failed, has not arrived.
     ///
     /// # Errors
     /// `TimedOut`, and as [`wait`](Self::wait).
@@ -86,12 +92,38 @@ impl Barrier {
             let failure = slow.then(|| self.object.failure()).flatten()?;
             Some(Err(Error::peer_failed(failure, "waiting at a barrier")))
         };
-        wait(&self.object, 0, WaitPolicy::Adaptive, deadline, attempt).unwrap_or_else(|| {
+        let answer = wait(
+            &self.object,
+            0,
+            WaitPolicy::Adaptive,
+            deadline,
+            || true,
+            attempt,
+        )
+        .unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
                 format!("not all {n} arrived at the barrier before the deadline"),
             ))
-        })
+        });
+        // Who gives up takes itself out again, unless all have arrived in this very moment.
+        if answer.is_err() && !self.withdraw(round) {
+            return Ok(false);
+        }
+        answer
+    }
+
+    /// Takes one arrival out of this round. `false` when the round is over.
+    fn withdraw(&self, round: u64) -> bool {
+        let word = self.object.word(0);
+        let mut seen = word.load(Ordering::SeqCst);
+        while seen >> 32 == round && seen & ARRIVED > 0 {
+            match word.compare_exchange(seen, seen - 1, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return true,
+                Err(other) => seen = other,
+            }
+        }
+        seen >> 32 == round
     }
 }
 
@@ -113,5 +145,27 @@ impl<'de> Deserialize<'de> for Barrier {
             ));
         }
         Ok(Self { object })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gives_up_has_not_arrived() {
+        let barrier = Barrier::new(2).unwrap();
+        for _ in 0..3 {
+            let error = barrier.wait_timeout(Duration::from_millis(1)).unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::TimedOut);
+        }
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| barrier.wait().unwrap());
+            assert!(
+                barrier.wait().unwrap() != other.join().unwrap(),
+                "one of two is the last"
+            );
+        });
+        assert!(Barrier::new(0).is_err());
     }
 }

@@ -10,6 +10,7 @@ use shm_core::arena::Arena;
 use shm_core::failure::PeerFailure;
 use shm_core::message::{self, Incoming, Outgoing};
 use shm_core::object::{Array, Object, ObjectKind};
+use shm_core::slots::Taken;
 use shm_core::transfer::{Get, Put};
 
 use crate::error::{Error, ErrorKind, PutError, Result};
@@ -64,8 +65,13 @@ impl Channel {
         self.policy = policy;
     }
 
-    /// Encodes and puts a value, waiting until `deadline` for room.
-    pub(crate) fn put<T>(&self, value: T, deadline: Deadline) -> Result<(), PutError<T>>
+    /// Encodes and puts a value, waiting until `deadline` for room. `put` puts through the caller's end.
+    pub(crate) fn put<T>(
+        &self,
+        value: T,
+        deadline: Deadline,
+        mut put: impl FnMut(&mut Outgoing) -> shm_core::Result<Put>,
+    ) -> Result<(), PutError<T>>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -73,60 +79,80 @@ impl Channel {
             Ok(message) => message,
             Err(failed) => return Err(PutError::new(failed.error.into(), failed.value)),
         };
-        self.put_encoded(&mut message, deadline)
+        self.put_with(deadline, || put(&mut message))
             .map_err(|error| PutError::new(error, message.decode().ok()))
     }
 
-    /// Puts a message, waiting until `deadline` for room. Afterwards the message is empty; on an error it is whole.
+    /// Waits until `deadline` for `put` to find room, and tells who waits for messages. `put` puts through the caller's
+    /// end of this channel.
     ///
     /// # Errors
     /// As [`Sender::put`](crate::Sender::put).
-    pub fn put_encoded(&self, message: &mut Outgoing, deadline: Deadline) -> Result<()> {
-        let mut attempt = |slow: bool| match self.attempt_put(message, slow) {
+    #[inline]
+    pub fn put_with(
+        &self,
+        deadline: Deadline,
+        mut put: impl FnMut() -> shm_core::Result<Put>,
+    ) -> Result<()> {
+        // The other side is nearly always there and the cell free: no look at the clock, no closure of `wait`.
+        match self.attempt_put(&mut put, false) {
+            Ok(Tried::Done) => Ok(()),
+            Ok(Tried::NotNow) => self.put_later(deadline, put),
+            Err(error) => Err(error),
+        }
+    }
+
+    #[cold]
+    fn put_later(
+        &self,
+        deadline: Deadline,
+        mut put: impl FnMut() -> shm_core::Result<Put>,
+    ) -> Result<()> {
+        let mut attempt = |slow: bool| match self.attempt_put(&mut put, slow) {
             Ok(Tried::Done) => Some(Ok(())),
             Ok(Tried::NotNow) => None,
             Err(error) => Some(Err(error)),
         };
-        // The other side is nearly always there and the cell free: no look at the clock, no closure of `wait`.
-        if let Some(answer) = attempt(false) {
-            return answer;
-        }
         if deadline.is_now() {
             return attempt(true).unwrap_or_else(|| {
                 Err(Error::new(
                     ErrorKind::Full,
-                    format!("no room in {:?} now", self.object),
+                    format!("no room in {} now", self.object),
                 ))
             });
         };
-        wait(&self.object, NOT_FULL, self.policy, deadline, attempt).unwrap_or_else(|| {
+        self.wait(NOT_FULL, deadline, attempt).unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
-                format!("no room in {:?} before the deadline", self.object),
+                format!("no room in {} before the deadline", self.object),
             ))
         })
     }
 
-    fn attempt_put(&self, message: &mut Outgoing, slow: bool) -> Result<Tried> {
+    #[inline]
+    fn attempt_put(
+        &self,
+        put: &mut impl FnMut() -> shm_core::Result<Put>,
+        slow: bool,
+    ) -> Result<Tried> {
         if self.object.end_count(CONSUMERS) == 0 {
             return Err(self.why_gone(CONSUMERS, "putting a message"));
         }
-        match self.object.try_put(0, message)? {
+        match put()? {
             Put::Done(position) => {
                 self.notify(NOT_EMPTY);
                 // A wake that was meant for several is passed on.
-                let more = self
-                    .object
-                    .cells(0)
-                    .is_ok_and(|cells| cells.next_is_free(position));
-                if more {
+                if self.has_cells()
+                    && self.is_awaited(NOT_FULL)
+                    && self.object.next_is_free(position)
+                {
                     self.notify(NOT_FULL);
                 }
                 Ok(Tried::Done)
             }
             Put::Closed => Err(Error::new(
                 ErrorKind::Closed,
-                format!("putting a message: {:?} was closed", self.object),
+                format!("putting a message: {} was closed", self.object),
             )),
             Put::Full | Put::Pending(_) => {
                 if slow && let Some(failure) = self.object.failure() {
@@ -137,12 +163,28 @@ impl Channel {
         }
     }
 
-    /// Takes the next message, waiting until `deadline` for one. `seen_orphans` is the consumer's own, 0 at first.
+    #[inline]
+    fn has_cells(&self) -> bool {
+        matches!(self.object.array(0), Array::Cells { .. })
+    }
+
+    #[inline]
+    fn is_awaited(&self, event: u64) -> bool {
+        self.object.event(event).anyone_waiting()
+    }
+
+    /// Waits until `deadline` for `get` to find a message, and tells who waits for room. `get` takes through the caller's
+    /// end of this channel.
     ///
     /// # Errors
     /// As [`Receiver::get`](crate::Receiver::get).
-    pub fn get_encoded(&self, seen_orphans: &mut u64, deadline: Deadline) -> Result<Incoming> {
-        let mut attempt = |slow: bool| self.attempt_get(seen_orphans, slow).transpose();
+    #[inline]
+    pub fn get_with<R>(
+        &self,
+        deadline: Deadline,
+        mut get: impl FnMut() -> shm_core::Result<Got<R>>,
+    ) -> Result<R> {
+        let mut attempt = |slow: bool| self.attempt_get(&mut get, slow).transpose();
         if let Some(answer) = attempt(false) {
             return answer;
         }
@@ -150,43 +192,68 @@ impl Channel {
             return attempt(true).unwrap_or_else(|| {
                 Err(Error::new(
                     ErrorKind::Empty,
-                    format!("nothing in {:?} now", self.object),
+                    format!("nothing in {} now", self.object),
                 ))
             });
         };
-        wait(&self.object, NOT_EMPTY, self.policy, deadline, attempt).unwrap_or_else(|| {
+        let lookout = self.object.lookout(0);
+        wait(
+            &self.object,
+            NOT_EMPTY,
+            self.policy,
+            deadline,
+            || lookout.glance(),
+            attempt,
+        )
+        .unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
-                format!("nothing came into {:?} before the deadline", self.object),
+                format!("nothing came into {} before the deadline", self.object),
             ))
         })
     }
 
-    fn attempt_get(&self, seen_orphans: &mut u64, slow: bool) -> Result<Option<Incoming>> {
-        match self.object.try_get(0, seen_orphans)? {
-            Get::Message(message, position) => {
+    #[inline]
+    fn attempt_get<R>(
+        &self,
+        get: &mut impl FnMut() -> shm_core::Result<Got<R>>,
+        slow: bool,
+    ) -> Result<Option<R>> {
+        loop {
+            match get()? {
+                Got::Message(message, position) => {
+                    self.after_get(position);
+                    return Ok(Some(message));
+                }
+                Got::Drained => return Err(self.why_drained()),
+                Got::NotNow => {
+                    if self.object.end_count(PRODUCERS) == 0 && !self.is_closed() {
+                        // Nobody will put any more: what is in the cells is all there is.
+                        self.close();
+                        continue;
+                    }
+                    if slow && let Some(failure) = self.object.failure() {
+                        return Err(Error::peer_failed(failure, "waiting for a message"));
+                    }
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Tells those who wait for room, after a message was taken from `position`.
+    #[inline]
+    fn after_get(&self, position: u64) {
+        if !self.has_cells() {
+            // In a ring nobody waits for a cell of a lane: there are as many as slots, and the slot is not free yet.
+            if self.object.kind() != ObjectKind::Ring {
                 self.notify(NOT_FULL);
-                let more = self
-                    .object
-                    .cells(0)
-                    .is_ok_and(|cells| cells.next_is_ready(position));
-                if more {
-                    self.notify(NOT_EMPTY);
-                }
-                Ok(Some(message))
             }
-            Get::Drained => Err(self.why_drained()),
-            Get::Empty | Get::Pending(_) => {
-                if self.object.end_count(PRODUCERS) == 0 && !self.is_closed() {
-                    // Nobody will put any more: what is in the cells is all there is.
-                    self.close();
-                    return self.attempt_get(seen_orphans, slow);
-                }
-                if slow && let Some(failure) = self.object.failure() {
-                    return Err(Error::peer_failed(failure, "waiting for a message"));
-                }
-                Ok(None)
-            }
+            return;
+        }
+        self.notify(NOT_FULL);
+        if self.is_awaited(NOT_EMPTY) && self.object.next_is_ready(position) {
+            self.notify(NOT_EMPTY);
         }
     }
 
@@ -198,11 +265,12 @@ impl Channel {
         }
         Error::new(
             ErrorKind::Closed,
-            format!("{:?} is closed and empty", self.object),
+            format!("{} is closed and empty", self.object),
         )
     }
 
     /// Why nobody is left on side `end`. Where a supervisor is about to say why, it is given a moment.
+    #[cold]
     pub fn why_gone(&self, end: u64, doing: &str) -> Error {
         let said = || {
             self.object
@@ -227,9 +295,15 @@ impl Channel {
         }
         if self.object.supervisor().is_some() {
             let patience = Deadline::after(CAUSE_PATIENCE);
-            let answer = wait(&self.object, NOT_FULL, WaitPolicy::Park, patience, |_| {
-                said().or_else(departed)
-            });
+            let park = WaitPolicy::Park;
+            let answer = wait(
+                &self.object,
+                NOT_FULL,
+                park,
+                patience,
+                || true,
+                |_| said().or_else(departed),
+            );
             if let Some(error) = answer {
                 return error;
             }
@@ -253,39 +327,25 @@ impl Channel {
         };
         Error::new(
             ErrorKind::Closed,
-            format!("{doing}: every {side} of {:?} is gone", self.object),
+            format!("{doing}: every {side} of {} is gone", self.object),
         )
     }
 
     /// Takes no more messages.
     pub fn close(&self) {
-        if let Ok(cells) = self.object.cells(0) {
-            cells.close();
-        } else if let Ok(lane) = self.object.lane(0) {
-            lane.close();
-        }
-        self.object.notify_all();
+        self.object.close();
     }
 
     /// Whether [`close`](Self::close) was called.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.object
-            .cells(0)
-            .map(|cells| cells.is_closed())
-            .or_else(|_| self.object.lane(0).map(|lane| lane.is_closed()))
-            .unwrap_or(true)
+        self.object.is_closed()
     }
 
     /// About how many messages there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        let len = self
-            .object
-            .cells(0)
-            .map(|cells| cells.len())
-            .or_else(|_| self.object.lane(0).map(|lane| lane.len()));
-        len.unwrap_or(0) as usize
+        self.object.len() as usize
     }
 
     /// Whether [`len`](Self::len) is 0.
@@ -311,7 +371,7 @@ impl Channel {
         deadline: Deadline,
         attempt: impl FnMut(bool) -> Option<R>,
     ) -> Option<R> {
-        wait(&self.object, event, self.policy, deadline, attempt)
+        wait(&self.object, event, self.policy, deadline, || true, attempt)
     }
 
     #[inline]
@@ -324,6 +384,37 @@ impl Channel {
 enum Tried {
     Done,
     NotNow,
+}
+
+/// What a look for a message came to.
+#[derive(Debug)]
+pub enum Got<R> {
+    /// A message, and its position.
+    Message(R, u64),
+    /// There is none now.
+    NotNow,
+    /// Closed, and nothing is left.
+    Drained,
+}
+
+impl From<Get> for Got<Incoming> {
+    fn from(get: Get) -> Self {
+        match get {
+            Get::Message(message, position) => Self::Message(message, position),
+            Get::Empty | Get::Pending(_) => Self::NotNow,
+            Get::Drained => Self::Drained,
+        }
+    }
+}
+
+impl From<Taken> for Got<()> {
+    fn from(taken: Taken) -> Self {
+        match taken {
+            Taken::Slot(position) => Self::Message((), position),
+            Taken::NotNow => Self::NotNow,
+            Taken::Drained => Self::Drained,
+        }
+    }
 }
 
 impl fmt::Debug for Channel {

@@ -91,7 +91,15 @@ impl Event {
             let failure = slow.then(|| self.object.failure()).flatten()?;
             Some(Err(Error::peer_failed(failure, "waiting for an event")))
         };
-        wait(&self.object, 0, WaitPolicy::Adaptive, deadline, attempt).unwrap_or_else(|| {
+        wait(
+            &self.object,
+            0,
+            WaitPolicy::Adaptive,
+            deadline,
+            || true,
+            attempt,
+        )
+        .unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::TimedOut,
                 "the event was not set before the deadline",

@@ -6,8 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
-use shm_core::moved::Moved;
-use shm_core::object::{Array, End, Object, ObjectKind};
+use shm_core::object::{Array, LaneEnd, Object, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
 use crate::error::{PutError, Result};
@@ -48,12 +47,12 @@ pub fn pair_in<T>(arena: &Arena, capacity: usize) -> Result<(LaneSender<T>, Lane
         ],
     )?;
     let sender = LaneSender {
-        end: channel.object.end(PRODUCERS)?,
+        end: channel.object.lane_end(PRODUCERS)?,
         channel: channel.clone(),
         message: PhantomData,
     };
     let receiver = LaneReceiver {
-        end: channel.object.end(CONSUMERS)?,
+        end: channel.object.lane_end(CONSUMERS)?,
         channel,
         message: PhantomData,
     };
@@ -63,7 +62,7 @@ pub fn pair_in<T>(arena: &Arena, capacity: usize) -> Result<(LaneSender<T>, Lane
 /// The putting end of a lane.
 #[derive(Debug)]
 pub struct LaneSender<T> {
-    end: End,
+    end: LaneEnd,
     channel: Channel,
     message: PhantomData<fn(T)>,
 }
@@ -71,18 +70,24 @@ pub struct LaneSender<T> {
 /// The getting end of a lane.
 #[derive(Debug)]
 pub struct LaneReceiver<T> {
-    end: End,
+    end: LaneEnd,
     channel: Channel,
     message: PhantomData<fn() -> T>,
 }
 
 impl<T: Serialize + DeserializeOwned> LaneSender<T> {
+    fn put_until(&mut self, value: T, deadline: Deadline) -> Result<(), PutError<T>> {
+        let end = &mut self.end;
+        self.channel
+            .put(value, deadline, |message| end.try_put(message))
+    }
+
     /// As [`Sender::put`](crate::Sender::put).
     ///
     /// # Errors
     /// As there.
     pub fn put(&mut self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, Deadline::Never)
+        self.put_until(value, Deadline::Never)
     }
 
     /// As [`Sender::try_put`](crate::Sender::try_put).
@@ -90,7 +95,7 @@ impl<T: Serialize + DeserializeOwned> LaneSender<T> {
     /// # Errors
     /// As there.
     pub fn try_put(&mut self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, Deadline::Now)
+        self.put_until(value, Deadline::Now)
     }
 
     /// As [`Sender::put_timeout`](crate::Sender::put_timeout).
@@ -98,20 +103,25 @@ impl<T: Serialize + DeserializeOwned> LaneSender<T> {
     /// # Errors
     /// As there.
     pub fn put_timeout(&mut self, value: T, timeout: Duration) -> Result<(), PutError<T>> {
-        self.channel.put(value, Deadline::after(timeout))
+        self.put_until(value, Deadline::after(timeout))
     }
 }
 
 impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
+    fn get_until(&mut self, deadline: Deadline) -> Result<T> {
+        let end = &mut self.end;
+        let message = self
+            .channel
+            .get_with(deadline, || Ok(end.try_get()?.into()))?;
+        Ok(message.decode()?)
+    }
+
     /// As [`Receiver::get`](crate::Receiver::get).
     ///
     /// # Errors
     /// As there.
     pub fn get(&mut self) -> Result<T> {
-        Ok(self
-            .channel
-            .get_encoded(&mut 0, Deadline::Never)?
-            .decode()?)
+        self.get_until(Deadline::Never)
     }
 
     /// As [`Receiver::try_get`](crate::Receiver::try_get).
@@ -119,7 +129,7 @@ impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
     /// # Errors
     /// As there.
     pub fn try_get(&mut self) -> Result<T> {
-        Ok(self.channel.get_encoded(&mut 0, Deadline::Now)?.decode()?)
+        self.get_until(Deadline::Now)
     }
 
     /// As [`Receiver::get_timeout`](crate::Receiver::get_timeout).
@@ -127,10 +137,7 @@ impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
     /// # Errors
     /// As there.
     pub fn get_timeout(&mut self, timeout: Duration) -> Result<T> {
-        Ok(self
-            .channel
-            .get_encoded(&mut 0, Deadline::after(timeout))?
-            .decode()?)
+        self.get_until(Deadline::after(timeout))
     }
 }
 
@@ -154,16 +161,16 @@ impl<T> LaneReceiver<T> {
 
 impl<T> Serialize for LaneSender<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (Moved(&self.end), &self.channel.object).serialize(serializer)
+        (&self.end, &self.channel.object).serialize(serializer)
     }
 }
 
 impl<'de, T> Deserialize<'de> for LaneSender<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (end, object) = <(Moved<End>, Object)>::deserialize(deserializer)?;
-        let channel = checked(object, &end.0, PRODUCERS)?;
+        let (end, object) = <(LaneEnd, Object)>::deserialize(deserializer)?;
+        let channel = checked(end.is_of(&object, PRODUCERS), object)?;
         Ok(Self {
-            end: end.0,
+            end,
             channel,
             message: PhantomData,
         })
@@ -172,16 +179,16 @@ impl<'de, T> Deserialize<'de> for LaneSender<T> {
 
 impl<T> Serialize for LaneReceiver<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (Moved(&self.end), &self.channel.object).serialize(serializer)
+        (&self.end, &self.channel.object).serialize(serializer)
     }
 }
 
 impl<'de, T> Deserialize<'de> for LaneReceiver<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (end, object) = <(Moved<End>, Object)>::deserialize(deserializer)?;
-        let channel = checked(object, &end.0, CONSUMERS)?;
+        let (end, object) = <(LaneEnd, Object)>::deserialize(deserializer)?;
+        let channel = checked(end.is_of(&object, CONSUMERS), object)?;
         Ok(Self {
-            end: end.0,
+            end,
             channel,
             message: PhantomData,
         })

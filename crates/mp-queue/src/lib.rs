@@ -1,7 +1,7 @@
 //! Queues, lanes, events and barriers between processes, in shared memory, that no death can wedge.
 //!
 //! Everything here lies in a [`shm_core`] arena, can be cloned and sent to other processes, and waits by trying,
-//! spinning for microseconds and then sleeping on a shared futex. A message is any serde value; tensors in it travel
+//! spinning for microseconds and then sleeping on a shared futex. A message is any serde value that postcard can carry; tensors in it travel
 //! as handles, so a 12 MB tensor takes as long as a number. A process that is killed at any instruction leaves
 //! nothing behind that others would wait for: its claims carry its name, and whoever notices its death mends them.
 //!

@@ -8,16 +8,18 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
 use shm_core::error::ErrorKind as ArenaErrorKind;
+use shm_core::failure::note_unreported;
 use shm_core::object::{Array, End, Object, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
-use crate::error::{PutError, Result};
+use crate::error::{ErrorKind, PutError, Result};
 use crate::wait::{Deadline, WaitPolicy};
 
 /// A bounded queue between processes: many producers, many consumers, first in first out for each producer.
 ///
-/// Messages are values of any serde type, with tensors and queues inside at any depth; a tensor's bytes stay where
-/// they are. A `Queue` puts and gets; [`split`](Queue::split) makes two halves that close when the last of the other
+/// Messages are values of any serde type that postcard can carry (no `flatten`, no untagged enums, no
+/// `skip_serializing_if`, no `serde_json::Value`), with tensors and queues inside at any depth; a tensor's bytes stay where
+/// they are. Large plain bytes go faster as a `Tensor<u8>` than as a `Vec<u8>`, which serde writes one by one. A `Queue` puts and gets; [`split`](Queue::split) makes two halves that close when the last of the other
 /// side is gone. Clones, and copies sent to other processes, name the same queue.
 ///
 /// ```
@@ -169,13 +171,18 @@ pub struct Sender<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> Sender<T> {
+    fn put_until(&self, value: T, deadline: Deadline) -> Result<(), PutError<T>> {
+        self.channel
+            .put(value, deadline, |message| self.end.try_put(message))
+    }
+
     /// Puts a value, waiting for room. What the value held belongs to the message afterwards.
     ///
     /// # Errors
     /// With the value: `Closed` when every receiver is gone; `PeerFailed` when a process of the context that this
     /// queue was handed to failed and there is no room; what encoding can answer (see [`shm_core::message::encode`]).
     pub fn put(&self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, Deadline::Never)
+        self.put_until(value, Deadline::Never)
     }
 
     /// Puts a value if there is room now.
@@ -183,7 +190,7 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     /// # Errors
     /// `Full`, and as [`put`](Self::put).
     pub fn try_put(&self, value: T) -> Result<(), PutError<T>> {
-        self.channel.put(value, Deadline::Now)
+        self.put_until(value, Deadline::Now)
     }
 
     /// Puts a value, waiting so long for room.
@@ -191,7 +198,7 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     /// # Errors
     /// `TimedOut`, and as [`put`](Self::put).
     pub fn put_timeout(&self, value: T, timeout: Duration) -> Result<(), PutError<T>> {
-        self.channel.put(value, Deadline::after(timeout))
+        self.put_until(value, Deadline::after(timeout))
     }
 }
 
@@ -209,7 +216,9 @@ pub struct Receiver<T> {
 impl<T: Serialize + DeserializeOwned> Receiver<T> {
     fn get_until(&self, deadline: Deadline) -> Result<T> {
         let mut seen = self.seen_orphans.load(Ordering::Relaxed);
-        let message = self.channel.get_encoded(&mut seen, deadline);
+        let message = self
+            .channel
+            .get_with(deadline, || Ok(self.end.try_get(&mut seen)?.into()));
         self.seen_orphans.store(seen, Ordering::Relaxed);
         Ok(message?.decode()?)
     }
@@ -239,8 +248,9 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
         self.get_until(Deadline::after(timeout))
     }
 
-    /// The messages, until the queue is closed and empty. Any other error ends the iteration as well and is told in
-    /// the log; to handle it, call [`get`](Self::get) in a loop.
+    /// The messages, until the queue is closed and empty. Any other error ends the iteration as well: it is told in the
+    /// log, and in a spawned process it makes the function's success a failure. To handle it, call [`get`](Self::get) in
+    /// a loop.
     pub fn iter(&self) -> Iter<'_, T> {
         Iter { receiver: self }
     }
@@ -261,6 +271,10 @@ impl<T: Serialize + DeserializeOwned> Iterator for Iter<'_, T> {
             Err(error) => {
                 if !error.is_closed() {
                     tracing::error!(%error, "the messages of a queue end early");
+                    // A failed peer fails the whole context anyway, with a better word for it.
+                    if !matches!(error.kind(), ErrorKind::PeerFailed(_)) {
+                        note_unreported(format!("the messages of a queue ended early: {error}"));
+                    }
                 }
                 None
             }
@@ -372,14 +386,10 @@ impl<T> Clone for Receiver<T> {
     }
 }
 
-/// The object and an end of it, checked to belong together.
-pub(crate) fn checked<E: serde::de::Error>(
-    object: Object,
-    end: &End,
-    index: u64,
-) -> Result<Channel, E> {
+/// The channel in an object that arrived, whose end is known to belong to it or not.
+pub(crate) fn checked<E: serde::de::Error>(belongs: bool, object: Object) -> Result<Channel, E> {
     object.expect(ObjectKind::Queue).map_err(E::custom)?;
-    if !end.is_of(&object, index) {
+    if !belongs {
         return Err(E::custom("the end of a queue arrived with another queue"));
     }
     Ok(Channel::over(object))
@@ -394,7 +404,7 @@ impl<T> Serialize for Sender<T> {
 impl<'de, T> Deserialize<'de> for Sender<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (end, object) = <(End, Object)>::deserialize(deserializer)?;
-        let channel = checked(object, &end, PRODUCERS)?;
+        let channel = checked(end.is_of(&object, PRODUCERS), object)?;
         Ok(Self {
             end,
             channel,
@@ -412,7 +422,7 @@ impl<T> Serialize for Receiver<T> {
 impl<'de, T> Deserialize<'de> for Receiver<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (end, object) = <(End, Object)>::deserialize(deserializer)?;
-        let channel = checked(object, &end, CONSUMERS)?;
+        let channel = checked(end.is_of(&object, CONSUMERS), object)?;
         Ok(Self {
             end,
             channel,
@@ -436,8 +446,11 @@ impl<T> Serialize for Queue<T> {
 impl<'de, T> Deserialize<'de> for Queue<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (producers, consumers, object) = <(End, End, Object)>::deserialize(deserializer)?;
-        let channel = checked::<D::Error>(object, &producers, PRODUCERS)?;
-        let other = checked(channel.object.clone(), &consumers, CONSUMERS)?;
+        let channel = checked::<D::Error>(producers.is_of(&object, PRODUCERS), object)?;
+        let other = checked(
+            consumers.is_of(&channel.object, CONSUMERS),
+            channel.object.clone(),
+        )?;
         Ok(Self {
             sender: Sender {
                 end: producers,

@@ -25,6 +25,9 @@ const SPIN_LEAST_NS: u64 = 1_000;
 /// How often a waiter without a core to spin on gives its own away before it sleeps.
 const YIELDS: u32 = 8;
 
+/// Rounds of spinning without a pause between two looks: what comes within microseconds is seen at once.
+const BARE_ROUNDS: u32 = 16;
+
 /// How a wait spends its time before it sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WaitPolicy {
@@ -98,29 +101,33 @@ impl Deadline {
 
 /// Repeats `attempt` until it answers something, woken by event `event` of `object`. `None`: the deadline is over.
 ///
-/// `attempt` is told whether the wait has become slow, for looks that are too dear to take at every turn.
+/// `attempt` is told whether the wait has become slow, for looks that are too dear to take at every turn. `glance` is a
+/// look so cheap that spinning does little else: whether an attempt is worth it.
 pub(crate) fn wait<R>(
     object: &Object,
     event: u64,
     policy: WaitPolicy,
     deadline: Deadline,
+    glance: impl Fn() -> bool,
     mut attempt: impl FnMut(bool) -> Option<R>,
 ) -> Option<R> {
     let limit = spin_for(object, policy);
     if limit > 0 {
-        let start = now_ns();
+        // The first look at the clock comes after the first round: what is about to come need not wait for it.
+        let mut start = None;
+        let mut rounds = 0_u32;
         loop {
-            for _ in 0..32 {
-                if let Some(answer) = attempt(false) {
-                    if policy == WaitPolicy::Adaptive {
-                        let spin = SPIN_NS.load(Ordering::Relaxed);
-                        SPIN_NS.store((spin + spin / 8 + 1).min(SPIN_MOST_NS), Ordering::Relaxed);
-                    }
-                    return Some(answer);
+            spin(rounds, &glance);
+            rounds = rounds.saturating_add(1);
+            if let Some(answer) = attempt(false) {
+                if policy == WaitPolicy::Adaptive {
+                    let spin = SPIN_NS.load(Ordering::Relaxed);
+                    SPIN_NS.store((spin + spin / 8 + 1).min(SPIN_MOST_NS), Ordering::Relaxed);
                 }
-                std::hint::spin_loop();
+                return Some(answer);
             }
-            if now_ns() - start >= limit {
+            let now = now_ns();
+            if now - *start.get_or_insert(now) >= limit {
                 break;
             }
             if policy == WaitPolicy::Spin {
@@ -144,6 +151,24 @@ pub(crate) fn wait<R>(
         }
     }
     park(object, event, deadline, attempt)
+}
+
+/// Glances until there is something to see, for a microsecond or so. Later rounds leave more of a shared core to others.
+#[inline]
+fn spin(rounds: u32, glance: &impl Fn() -> bool) {
+    let (glances, pause) = if rounds < BARE_ROUNDS {
+        (256, false)
+    } else {
+        (32, true)
+    };
+    for _ in 0..glances {
+        if pause {
+            std::hint::spin_loop();
+        }
+        if glance() {
+            return;
+        }
+    }
 }
 
 fn park<R>(

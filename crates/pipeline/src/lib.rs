@@ -15,12 +15,14 @@
 mod error;
 mod pipeline;
 mod ring;
+mod ring_end;
 mod run;
 mod slot;
 mod spec;
 mod stage;
 
 pub use error::{Error, ErrorKind, Result, StageError};
+pub use mp_queue::WaitPolicy;
 pub use pipeline::{Pipeline, Step};
 pub use ring::{Consumer, Producer, Topology, ring, ring_in};
 pub use run::{ProcessReport, Report, Running};

@@ -13,12 +13,12 @@ use mp_queue::{Deadline, ErrorKind as QueueErrorKind, WaitPolicy};
 use serde::{Deserialize, Serialize};
 use shm_core::arena::Arena;
 use shm_core::clock::now_ns;
-use shm_core::moved::Moved;
-use shm_core::object::{Array, End, ObjectKind};
+use shm_core::object::{Array, ObjectKind};
 use shm_core::slots::Slots;
 
 use crate::error::{Error, Result};
-use crate::slot::{Borrowed, Meta, Slot};
+use crate::ring_end::RingEnd;
+use crate::slot::{Borrowed, Slot};
 use crate::spec::{Layout, TensorSpec};
 
 /// How many processes are on each side of a ring.
@@ -98,8 +98,8 @@ pub fn ring_in(
         [messages, Array::Slots { count: slots }],
     )?;
     let slots = Slots::create(channel.object(), 1, layout.bytes)?;
-    let producers = channel.object().end(PRODUCERS)?;
-    let consumers = channel.object().end(CONSUMERS)?;
+    let producers = RingEnd::of(&channel, PRODUCERS)?;
+    let consumers = RingEnd::of(&channel, CONSUMERS)?;
     let side = Side {
         slots,
         channel,
@@ -110,43 +110,26 @@ pub fn ring_in(
         end: producers,
         side: side.clone(),
         next: 0,
+        timed: false,
     };
-    Ok((
-        producer,
-        Consumer {
-            end: consumers,
-            side,
-            seen_orphans: 0,
-        },
-    ))
-}
-
-impl Side {
-    fn topology(&self) -> Topology {
-        match self.channel.object().array(0) {
-            Array::Lane { .. } => Topology::OneToOne,
-            _ => Topology::Replicas,
-        }
-    }
-
-    /// Both sides may be shared only where the messages travel through cells.
-    fn check_sharable(&self) -> Result<()> {
-        match self.topology() {
-            Topology::Replicas => Ok(()),
-            Topology::OneToOne => Err(Error::invalid(
-                "a ring made for one producer and one consumer was to be shared by several; make it with Topology::Replicas",
-            )),
-        }
-    }
+    let consumer = Consumer {
+        end: consumers,
+        side,
+        seen_orphans: 0,
+        timed: false,
+    };
+    Ok((producer, consumer))
 }
 
 /// The writing side of a ring.
 #[derive(Debug)]
 pub struct Producer {
-    end: End,
+    end: RingEnd,
     side: Side,
     /// Where the next search for a free slot begins.
     next: u32,
+    /// Whether slots are stamped with the time of their publication.
+    timed: bool,
 }
 
 impl Producer {
@@ -232,13 +215,28 @@ impl Producer {
     ///
     /// # Errors
     /// `Closed` when the ring was closed or no consumer is left; the slot is free again then.
-    pub fn publish(&mut self, slot: Slot) -> Result<()> {
+    pub fn publish(&mut self, mut slot: Slot) -> Result<()> {
         if !slot.loan.slots().same(&self.side.slots) {
             return Err(Error::invalid(
                 "a slot of one ring was to be published in another; copy it into a slot of that one",
             ));
         }
-        publish(&self.side.channel, slot.loan, slot.meta)
+        let mut meta = slot.meta;
+        if self.timed {
+            meta.published_ns = now_ns();
+        }
+        let (meta, loan) = (meta.to_words(), &mut slot.loan);
+        let Side { slots, channel, .. } = &self.side;
+        // There are as many cells as slots: a full ring is one whose last taker is about to leave its cell.
+        match &mut self.end {
+            RingEnd::Shared(end) => {
+                channel.put_with(Deadline::Never, || slots.put(end, loan, &meta))?;
+            }
+            RingEnd::Lone(end) => {
+                channel.put_with(Deadline::Never, || slots.put_lane_end(end, loan, &meta))?;
+            }
+        }
+        Ok(())
     }
 
     /// How many slots the ring has.
@@ -281,11 +279,11 @@ impl Producer {
     /// # Errors
     /// For a ring made for one producer.
     pub fn try_clone(&self) -> Result<Self> {
-        self.side.check_sharable()?;
         Ok(Self {
-            end: self.end.clone(),
+            end: self.end.try_clone()?,
             side: self.side.clone(),
             next: 0,
+            timed: self.timed,
         })
     }
 
@@ -295,20 +293,24 @@ impl Producer {
         self.side.channel.set_policy(policy);
         self
     }
-}
 
-fn publish(channel: &Channel, loan: shm_core::slots::Loan, mut meta: Meta) -> Result<()> {
-    meta.published_ns = now_ns();
-    let mut message = loan.into_message(meta.to_words());
-    Ok(channel.put_encoded(&mut message, Deadline::Never)?)
+    /// The same side, whose slots from now on say when they were published ([`Borrowed::published_ns`]). Off at first: a
+    /// look at the clock costs a good part of a hand-over. It moves with the side to another process.
+    #[must_use]
+    pub fn timed(mut self, timed: bool) -> Self {
+        self.timed = timed;
+        self
+    }
 }
 
 /// The reading side of a ring.
 #[derive(Debug)]
 pub struct Consumer {
-    end: End,
+    end: RingEnd,
     side: Side,
     seen_orphans: u64,
+    /// Whether borrowed slots say when that was.
+    timed: bool,
 }
 
 impl Consumer {
@@ -337,25 +339,40 @@ impl Consumer {
     }
 
     fn borrow_until(&mut self, deadline: Deadline) -> Result<Option<Borrowed>> {
-        let asked_ns = now_ns();
-        let message = match self
-            .side
-            .channel
-            .get_encoded(&mut self.seen_orphans, deadline)
-        {
-            Ok(message) => message,
-            Err(error) if error.is_closed() => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let asked_ns = self.now_if_timed();
+        let Side {
+            slots,
+            channel,
+            layout,
+            ..
+        } = &self.side;
+        // Before the wait, like all else that need not come after it.
+        let layout = Arc::clone(layout);
+        let mut seat = slots.seat()?;
+        let seen = &mut self.seen_orphans;
+        let taken = match &mut self.end {
+            RingEnd::Shared(end) => {
+                channel.get_with(deadline, || Ok(slots.take(end, &mut seat, seen)?.into()))
+            }
+            RingEnd::Lone(end) => {
+                channel.get_with(deadline, || Ok(slots.take_lane_end(end, &mut seat)?.into()))
+            }
         };
-        let borrow = self.side.slots.borrow(message)?;
-        let meta = Meta::from_words(borrow.meta());
-        Ok(Some(Borrowed {
-            borrow,
-            layout: Arc::clone(&self.side.layout),
-            meta,
-            asked_ns,
-            borrowed_ns: now_ns(),
-        }))
+        match taken {
+            Ok(()) => Ok(Some(Borrowed {
+                borrow: seat.into_borrow(),
+                layout,
+                asked_ns,
+                borrowed_ns: self.now_if_timed(),
+            })),
+            Err(error) if error.is_closed() => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    #[inline]
+    fn now_if_timed(&self) -> u64 {
+        if self.timed { now_ns() } else { 0 }
     }
 
     /// How many slots the ring has.
@@ -380,11 +397,11 @@ impl Consumer {
     /// # Errors
     /// For a ring made for one consumer.
     pub fn try_clone(&self) -> Result<Self> {
-        self.side.check_sharable()?;
         Ok(Self {
-            end: self.end.clone(),
+            end: self.end.try_clone()?,
             side: self.side.clone(),
             seen_orphans: 0,
+            timed: self.timed,
         })
     }
 
@@ -392,6 +409,15 @@ impl Consumer {
     #[must_use]
     pub fn with_policy(mut self, policy: WaitPolicy) -> Self {
         self.side.channel.set_policy(policy);
+        self
+    }
+
+    /// The same side, whose slots from now on say when they were asked for and borrowed ([`Borrowed::asked_ns`],
+    /// [`Borrowed::borrowed_ns`]). Off at first: a look at the clock costs a good part of a hand-over. It moves with the side
+    /// to another process.
+    #[must_use]
+    pub fn timed(mut self, timed: bool) -> Self {
+        self.timed = timed;
         self
     }
 }
@@ -403,21 +429,22 @@ mod wire {
 
     use super::*;
 
-    fn serialize<S: Serializer>(end: &End, side: &Side, serializer: S) -> Result<S::Ok, S::Error> {
-        let (shared, moved) = match side.topology() {
-            Topology::Replicas => (Some(end), None),
-            Topology::OneToOne => (None, Some(Moved(end))),
-        };
-        (shared, moved, &side.slots, &*side.specs).serialize(serializer)
+    fn serialize<S: Serializer>(
+        end: &RingEnd,
+        side: &Side,
+        timed: bool,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        (end, &side.slots, &*side.specs, timed).serialize(serializer)
     }
 
     fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
         index: u64,
-    ) -> Result<(End, Side), D::Error> {
+    ) -> Result<(RingEnd, Side, bool), D::Error> {
         use serde::de::Error as _;
-        type Parts = (Option<End>, Option<Moved<End>>, Slots, Vec<TensorSpec>);
-        let (shared, moved, slots, specs) = Parts::deserialize(deserializer)?;
+        type Parts = (RingEnd, Slots, Vec<TensorSpec>, bool);
+        let (end, slots, specs, timed) = Parts::deserialize(deserializer)?;
         let layout = Layout::of(&specs).map_err(D::Error::custom)?;
         let object = slots.object().clone();
         object.expect(ObjectKind::Ring).map_err(D::Error::custom)?;
@@ -427,44 +454,46 @@ mod wire {
             specs: Arc::new(specs),
             layout: Arc::new(layout),
         };
-        let end = match side.topology() {
-            Topology::Replicas => shared,
-            Topology::OneToOne => moved.map(|moved| moved.0),
-        };
-        let fits = side.layout.bytes <= side.slots.slot_bytes();
-        end.filter(|end| fits && end.is_of(side.channel.object(), index))
-            .map(|end| (end, side))
-            .ok_or_else(|| {
-                D::Error::custom("the parts of a ring that arrived do not belong together")
-            })
+        if side.layout.bytes > side.slots.slot_bytes() || !end.is_of(&side.channel, index) {
+            return Err(D::Error::custom(
+                "the parts of a ring that arrived do not belong together",
+            ));
+        }
+        Ok((end, side, timed))
     }
 
     impl Serialize for Producer {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serialize(&self.end, &self.side, serializer)
+            serialize(&self.end, &self.side, self.timed, serializer)
         }
     }
 
     impl<'de> Deserialize<'de> for Producer {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            let (end, side) = deserialize(deserializer, PRODUCERS)?;
-            Ok(Self { end, side, next: 0 })
+            let (end, side, timed) = deserialize(deserializer, PRODUCERS)?;
+            Ok(Self {
+                end,
+                side,
+                next: 0,
+                timed,
+            })
         }
     }
 
     impl Serialize for Consumer {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serialize(&self.end, &self.side, serializer)
+            serialize(&self.end, &self.side, self.timed, serializer)
         }
     }
 
     impl<'de> Deserialize<'de> for Consumer {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            let (end, side) = deserialize(deserializer, CONSUMERS)?;
+            let (end, side, timed) = deserialize(deserializer, CONSUMERS)?;
             Ok(Self {
                 end,
                 side,
                 seen_orphans: 0,
+                timed,
             })
         }
     }

@@ -45,6 +45,9 @@ pub(crate) fn run_stage<S: Stage>(
         start,
         params,
     } = work;
+    // Stages may ask when an item was published and got; what that costs is little beside a stage's work.
+    input = input.map(|consumer| consumer.timed(true));
+    let output = output.map(|producer| producer.timed(true));
     let context = Context {
         step,
         rank,

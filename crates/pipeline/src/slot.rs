@@ -140,7 +140,7 @@ impl Slot {
 pub struct Borrowed {
     pub(crate) borrow: Borrow,
     pub(crate) layout: Arc<Layout>,
-    pub(crate) meta: Meta,
+    /// Both 0 on a side that takes no times.
     pub(crate) asked_ns: u64,
     pub(crate) borrowed_ns: u64,
 }
@@ -169,7 +169,7 @@ impl Borrowed {
     pub fn valid(&self, index: usize) -> Option<usize> {
         let place = self.layout.tensors.get(index)?;
         let extent = self
-            .meta
+            .meta()
             .extents
             .get(index)
             .copied()
@@ -181,32 +181,44 @@ impl Borrowed {
     /// The number its producer gave it.
     #[must_use]
     pub fn sequence(&self) -> u64 {
-        self.meta.sequence
+        self.meta().sequence
     }
 
     /// The producer's own word.
     #[must_use]
     pub fn tag(&self) -> u64 {
-        self.meta.tag
+        self.meta().tag
     }
 
-    /// When it was published, CLOCK_MONOTONIC nanoseconds.
+    /// When it was published, CLOCK_MONOTONIC nanoseconds; `None` unless its producer takes times
+    /// ([`Producer::timed`](crate::Producer::timed)).
     #[must_use]
-    pub fn published_ns(&self) -> u64 {
-        self.meta.published_ns
+    pub fn published_ns(&self) -> Option<u64> {
+        taken(self.meta().published_ns)
     }
 
-    /// When this process began to wait for it, CLOCK_MONOTONIC nanoseconds.
+    /// When this process began to wait for it, CLOCK_MONOTONIC nanoseconds; `None` unless this side takes times
+    /// ([`Consumer::timed`](crate::Consumer::timed)).
     #[must_use]
-    pub fn asked_ns(&self) -> u64 {
-        self.asked_ns
+    pub fn asked_ns(&self) -> Option<u64> {
+        taken(self.asked_ns)
     }
 
-    /// When this process got it, CLOCK_MONOTONIC nanoseconds.
+    /// When this process got it, CLOCK_MONOTONIC nanoseconds; `None` unless this side takes times
+    /// ([`Consumer::timed`](crate::Consumer::timed)).
     #[must_use]
-    pub fn borrowed_ns(&self) -> u64 {
-        self.borrowed_ns
+    pub fn borrowed_ns(&self) -> Option<u64> {
+        taken(self.borrowed_ns)
     }
+
+    fn meta(&self) -> Meta {
+        Meta::from_words(self.borrow.meta())
+    }
+}
+
+/// A time that was taken: no machine has been up for 0 ns.
+fn taken(ns: u64) -> Option<u64> {
+    (ns != 0).then_some(ns)
 }
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ impl Arena {
         if current.is_some() {
             return Err(Error::new(
                 ErrorKind::TooLate,
-                "this process has its arena already: it was made when the first tensor or queue was; set another one before that",
+                "this process has its arena already: it was made when the first tensor or queue was; in a spawned process, call `init()` before anything else in `main`",
             ));
         }
         *current = Some(arena);
@@ -239,6 +239,7 @@ impl Arena {
 
     /// This process's row and epoch.
     #[must_use]
+    #[inline]
     pub fn me(&self) -> Owner {
         self.0.me
     }
@@ -354,8 +355,8 @@ impl Arena {
     }
 
     /// Whether this process is a bare fork of the one that joined.
-    #[inline]
     #[must_use]
+    #[inline]
     pub fn is_forked(&self) -> bool {
         self.0.segment.is_forked()
     }
@@ -377,10 +378,12 @@ impl Arena {
         ))
     }
 
+    #[inline]
     pub(crate) fn segment(&self) -> &Segment {
         &self.0.segment
     }
 
+    #[inline]
     pub(crate) fn leases(&self) -> &Leases {
         &self.0.leases
     }

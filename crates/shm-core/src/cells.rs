@@ -194,6 +194,13 @@ impl<A: CellArray> Cells<A> {
         Take::Damaged
     }
 
+    /// A quick look at whether there is a message, to repeat while there is not. [`take`](Self::take) knows more cases.
+    #[inline(always)]
+    pub fn glance(&self) -> bool {
+        let head = self.0.head().load(Acquire);
+        self.0.word(self.ring().index(head)).load(Relaxed) == word::ready(head)
+    }
+
     /// Swaps a READY word for TAKING.
     #[inline(always)]
     fn try_take(&self, me: Owner, index: u64, lap: u64, seen: u64) -> Option<Take> {

@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::fmt;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::cells::Owner;
@@ -42,6 +43,20 @@ impl fmt::Display for PeerFailure {
 }
 
 impl std::error::Error for PeerFailure {}
+
+static UNREPORTED: Mutex<Option<String>> = Mutex::new(None);
+
+/// Notes an error that the code which met it could not return, such as one that ended a `for` loop over a queue. In a
+/// spawned process, the first one makes the function's success a failure, so that it is not overlooked.
+pub fn note_unreported(error: String) {
+    UNREPORTED.lock().get_or_insert(error);
+}
+
+/// The first error that nobody was told, once.
+#[must_use]
+pub fn take_unreported() -> Option<String> {
+    UNREPORTED.lock().take()
+}
 
 impl Object {
     /// Writes down that the context this object belongs to has failed, and wakes whoever waits. The first
@@ -115,6 +130,13 @@ impl Object {
         (word as u32)
             .checked_sub(1)
             .map(|rank| (rank, (word >> 32) as u32))
+    }
+
+    /// Forgets what became of an earlier context that had this object, when a new one takes it over.
+    pub fn begin_anew(&self) {
+        for field in [object::FAILURE, object::DEPARTED, object::BEREAVED] {
+            self.header(field).store(0, Ordering::Release);
+        }
     }
 
     /// Names the participant whose supervisor will record failures in this object.

@@ -115,6 +115,7 @@ impl Held {
         }
     }
 
+    #[inline]
     pub(crate) fn arena(&self) -> &Arena {
         &self.arena
     }
@@ -215,7 +216,7 @@ impl fmt::Debug for Held {
 }
 
 /// Gives back the reference recorded in the own entry `lease`, and puts the entry back.
-fn give_back(arena: &Arena, lease: u32, line: u64, generation: u64) {
+pub(crate) fn give_back(arena: &Arena, lease: u32, line: u64, generation: u64) {
     if object::postpone(arena, Some(lease), line, generation) {
         return;
     }

@@ -35,6 +35,16 @@ impl<A: CellArray> Lane<A> {
         init(&self.0);
     }
 
+    /// Producer: its next position, if that is free to write. `None`: full or closed.
+    #[inline]
+    pub fn next_free(&self) -> Option<u64> {
+        let tail = self.0.tail().load(Acquire);
+        if self.can_put(tail) {
+            return Some(tail);
+        }
+        Some(self.tail()).filter(|&pos| self.can_put(pos))
+    }
+
     /// Producer: whether its next position, `pos`, is free to write. `false`: full or closed.
     #[inline]
     pub fn can_put(&self, pos: u64) -> bool {
@@ -61,9 +71,22 @@ impl<A: CellArray> Lane<A> {
             .compare_exchange(word::free(pos), word::ready(pos), SeqCst, Relaxed)
             .is_ok();
         if published {
-            self.0.tail().store(self.ring().after(pos), Release);
+            let next = self.ring().after(pos);
+            self.0.tail().store(next, Release);
+            // The consumer wrote that line last; fetched now, the next message need not wait for it.
+            A::M::expect_write(self.word(next));
         }
         published
+    }
+
+    /// Consumer: its next position, if its message is there.
+    #[inline]
+    pub fn next_ready(&self) -> Option<u64> {
+        let head = self.0.head().load(Acquire);
+        if self.is_ready(head) {
+            return Some(head);
+        }
+        Some(self.head()).filter(|&pos| self.is_ready(pos))
     }
 
     /// Consumer: whether the message of its next position, `pos`, is there.
@@ -71,6 +94,12 @@ impl<A: CellArray> Lane<A> {
     pub fn is_ready(&self, pos: u64) -> bool {
         // Acquire pairs with `publish`.
         self.word(pos).load(Acquire) == word::ready(pos)
+    }
+
+    /// Consumer: a quick look at whether its next message is there, to repeat while it is not.
+    #[inline(always)]
+    pub fn glance(&self) -> bool {
+        self.is_ready(self.0.head().load(Relaxed))
     }
 
     /// Consumer: reads the payload of a message that is ready.
@@ -87,6 +116,17 @@ impl<A: CellArray> Lane<A> {
         let ring = self.ring();
         // Release pairs with `can_put`: our reads of the payload come before the next writes.
         self.word(pos).swap(word::free(ring.next_lap(pos)), SeqCst);
+        self.0.head().store(ring.after(pos), Release);
+    }
+
+    /// Consumer: as [`release`](Self::release), where no producer ever waits for a cell, only for something that it gets
+    /// later; so nobody is owed a notification, and the processor need not wait until all others have seen the store.
+    #[inline]
+    pub fn release_unannounced(&self, pos: u64) {
+        let ring = self.ring();
+        // Release pairs with `can_put`, as in `release`. Nobody else writes the word of a message that is ready.
+        self.word(pos)
+            .store(word::free(ring.next_lap(pos)), Release);
         self.0.head().store(ring.after(pos), Release);
     }
 

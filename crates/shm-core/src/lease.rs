@@ -81,8 +81,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Reads a state word. One that no entry has, with bits beyond the line's, is read as FREE: swaps from it would
-    /// fail for ever.
+    /// Reads a state word. One that no entry has, with bits beyond the line's, is read as FREE: swaps from it would fail
+    /// for ever.
     #[must_use]
     pub const fn from_word(word: u64) -> Self {
         let code = if word >> 58 == 0 { word & 0xf } else { 0 };
@@ -120,9 +120,9 @@ pub struct EntryRef<'a, W = AtomicU64> {
 }
 
 impl<'a> EntryRef<'a> {
+    #[inline]
     fn at(segment: &'a Segment, offset: u64) -> Self {
-        let [state, generation, ticket_cell, ticket_position] =
-            [0, 8, 16, 24].map(|field| segment.word(offset + field));
+        let [state, generation, ticket_cell, ticket_position] = segment.block_at(offset);
         Self {
             state,
             generation,
@@ -334,6 +334,7 @@ impl Leases {
     }
 
     /// An own entry, by its number.
+    #[inline]
     pub(crate) fn entry<'a>(&self, segment: &'a Segment, index: u32) -> EntryRef<'a> {
         let slot = index as usize / LEASES_PER_CHUNK as usize;
         let within = u64::from(index) % LEASES_PER_CHUNK;
@@ -344,6 +345,7 @@ impl Leases {
     }
 
     /// The number of local handles that share an entry.
+    #[inline]
     pub(crate) fn local(&self, index: u32) -> &AtomicU32 {
         let slot = index as usize / LEASES_PER_CHUNK as usize;
         let within = index as usize % LEASES_PER_CHUNK as usize;
@@ -355,6 +357,7 @@ impl Leases {
     }
 
     /// Writes an entry: generation first, then the state that makes it count.
+    #[inline]
     pub(crate) fn record(
         &self,
         segment: &Segment,
@@ -368,11 +371,23 @@ impl Leases {
     }
 
     /// Changes the kind of an own entry.
+    #[inline]
     pub(crate) fn set(&self, segment: &Segment, index: u32, kind: Kind) {
         self.entry(segment, index).set(kind);
     }
 
+    /// Writes the state of an own entry whose other words are there already.
+    #[inline]
+    pub(crate) fn mark(&self, segment: &Segment, index: u32, kind: Kind, line: u64) {
+        self.entry(segment, index).store(Entry {
+            kind,
+            epoch: self.me.epoch,
+            line,
+        });
+    }
+
     /// Writes an entry for a reference that is on its way through a cell: ticket first, then the state.
+    #[inline]
     pub(crate) fn record_ticket(
         &self,
         segment: &Segment,
@@ -386,6 +401,7 @@ impl Leases {
     }
 
     /// Makes an own entry FREE; the caller puts it back or goes on using it.
+    #[inline]
     pub(crate) fn clear(&self, segment: &Segment, index: u32) {
         self.entry(segment, index).clear(self.me.epoch);
     }

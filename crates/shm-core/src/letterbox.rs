@@ -1,18 +1,42 @@
 //! A letterbox: one sender, one receiver, whole messages, no waiting. What `spawn` carries arguments and results in.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::arena::Arena;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{self, EncodeError, Outgoing};
-use crate::object::{Array, Object, ObjectKind};
+use crate::object::{Array, LaneEnd, Object, ObjectKind};
 use crate::transfer::{Get, Put};
 
-/// A lane of encoded messages. Only one process sends and only one receives.
+/// A lane of encoded messages. Only one process sends and only one receives: whoever does so first takes that side.
 #[derive(Clone, Debug)]
-pub struct Letterbox {
+pub struct Letterbox(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    // The sides lie in the object, so they go first.
+    sender: Mutex<Option<LaneEnd>>,
+    receiver: Mutex<Option<LaneEnd>>,
     object: Object,
+}
+
+/// The side, taken now if it was not before.
+fn taken<'a>(
+    side: &'a mut Option<LaneEnd>,
+    object: &Object,
+    index: u64,
+) -> Result<&'a mut LaneEnd> {
+    if side.is_none() {
+        *side = Some(object.lane_end(index)?);
+    }
+    match side {
+        Some(end) => Ok(end),
+        None => unreachable!("it was just taken"),
+    }
 }
 
 impl Letterbox {
@@ -28,13 +52,13 @@ impl Letterbox {
             [Array::Lane { capacity }, Array::None],
             0,
         )
-        .map(|object| Self { object })
+        .map(Self::over)
     }
 
     /// Two words that name it to another participant.
     #[must_use]
     pub fn handle(&self) -> [u64; 2] {
-        self.object.handle()
+        self.0.object.handle()
     }
 
     /// Opens the letterbox that `handle` names, which its maker must hold meanwhile.
@@ -44,7 +68,15 @@ impl Letterbox {
     pub fn open(arena: &Arena, handle: [u64; 2]) -> Result<Self> {
         let object = Object::open(arena, handle)?;
         object.expect(ObjectKind::Letterbox)?;
-        Ok(Self { object })
+        Ok(Self::over(object))
+    }
+
+    fn over(object: Object) -> Self {
+        Self(Arc::new(Inner {
+            sender: Mutex::new(None),
+            receiver: Mutex::new(None),
+            object,
+        }))
     }
 
     /// Sends a value.
@@ -52,7 +84,7 @@ impl Letterbox {
     /// # Errors
     /// As [`message::encode`], and `Full` when the receiver has not made room; with the value where it is whole.
     pub fn send<T: Serialize>(&self, value: T) -> Result<(), EncodeError<T>> {
-        let message = message::encode(self.object.arena(), value)?;
+        let message = message::encode(self.0.object.arena(), value)?;
         self.send_encoded(message)
             .map_err(|error| EncodeError { error, value: None })
     }
@@ -62,9 +94,10 @@ impl Letterbox {
     /// # Errors
     /// `Full` when the receiver has not made room; `LeasesFull`.
     pub fn send_encoded(&self, mut message: Outgoing) -> Result<()> {
-        match self.object.try_put(0, &mut message)? {
+        let mut sender = self.0.sender.lock();
+        match taken(&mut sender, &self.0.object, 0)?.try_put(&mut message)? {
             Put::Done(_) => {
-                let event = self.object.event(0);
+                let event = self.0.object.event(0);
                 event.notify_all(|count| event.wake(count));
                 Ok(())
             }
@@ -81,7 +114,7 @@ impl Letterbox {
     /// # Errors
     /// As [`message::Incoming::decode`].
     pub fn try_recv<T: DeserializeOwned>(&self) -> Result<Option<T>> {
-        match self.object.try_get(0, &mut 0)? {
+        match taken(&mut self.0.receiver.lock(), &self.0.object, 1)?.try_get()? {
             Get::Message(message, _) => message.decode().map(Some),
             Get::Empty | Get::Pending(_) | Get::Drained => Ok(None),
         }

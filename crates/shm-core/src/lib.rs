@@ -1,4 +1,26 @@
-//! One shared arena for the processes of a program.
+//! One shared arena for the processes of a program: tensors, references and participants that survive any death.
+//!
+//! ```
+//! use shm_core::{SharedTensor, Tensor};
+//!
+//! let mut tensor = Tensor::<f32>::zeros([2, 3])?; // in this process's arena, made at first use
+//! tensor.as_mut_slice()[4] = 1.0;
+//! let shared: SharedTensor<f32> = tensor.freeze(); // from now on anyone may read it, and nobody write
+//! assert_eq!(shared.select(0, 1)?.to_vec(), [0.0, 1.0, 0.0]);
+//! # Ok::<(), shm_core::Error>(())
+//! ```
+//!
+//! An [`Arena`] is one sparse shared file that each process of a group maps whole. Everything lies in it and is named by
+//! a handle, so that what travels from process to process is a few bytes, however large the tensor. Counts are of
+//! processes and messages; what each process holds is written down where others can read it, so that whatever a killed
+//! process held comes back.
+//!
+//! Users of tensors need [`Tensor`], [`SharedTensor`], [`DynTensor`] and [`Arena`]. The other modules are for crates that
+//! build on the arena: [`message`] (values with handles inside), [`object`] (control words, cells, lanes, ends),
+//! [`slots`] (tensors that go round), [`letterbox`]; and [`cells`], [`lane`], [`event`], [`sync`], [`word`], the
+//! algorithms themselves, generic over where their atomics lie.
+//!
+//! What it does not do: start processes, wait, or reach other machines. Linux only, 64-bit.
 
 #[macro_use]
 pub mod failpoint;
@@ -9,6 +31,8 @@ pub mod cells;
 mod chunk;
 mod class;
 pub mod clock;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 pub mod error;
 pub mod event;
 pub mod failure;
@@ -20,11 +44,12 @@ mod lease;
 pub mod letterbox;
 mod line;
 pub mod message;
-pub mod moved;
 pub mod object;
 pub mod participant;
 mod reap;
 pub mod room;
+#[cfg(feature = "safetensors")]
+pub mod safetensors;
 pub mod segment;
 pub mod slots;
 pub mod steps;
@@ -44,6 +69,6 @@ mod tests;
 pub use arena::Arena;
 pub use error::{Error, ErrorKind, Result};
 pub use tensor::{
-    Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements, MAX_DIMS, Number, Shape,
-    SharedTensor, Strided, Tensor, bf16, f16,
+    AliasedTensor, AtomicElement, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements,
+    ElementsMut, Integer, MAX_DIMS, Number, Shape, SharedTensor, Strided, Tensor, bf16, f16,
 };

@@ -288,6 +288,16 @@ impl Segment {
         }
     }
 
+    /// So many words in a row, as [`word`](Self::word).
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn block_at<const N: usize>(&self, offset: u64) -> &[AtomicU64; N] {
+        match self.words_at(offset, N as u64).map(TryFrom::try_from) {
+            Some(Ok(words)) => words,
+            _ => outside(offset),
+        }
+    }
+
     /// As [`word`](Self::word), for 32 bits.
     #[inline]
     #[must_use]

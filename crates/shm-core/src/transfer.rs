@@ -4,7 +4,7 @@
 //! the lease as the owner of each reference, and the reaper can tell which. While a cell is CLAIMED the lease owns
 //! it, from READY until the release the cell does.
 
-use crate::cells::{CellArray, Claim, Owner, Take};
+use crate::cells::{Claim, Owner, Take};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
@@ -45,7 +45,8 @@ pub enum Get {
     Drained,
 }
 
-fn damaged() -> Error {
+#[cold]
+pub(crate) fn damaged() -> Error {
     Error::new(
         ErrorKind::Layout,
         "the cells of a queue contradict each other; a participant wrote where it must not",
@@ -153,11 +154,8 @@ impl Departure {
 impl Object {
     /// Puts a message into array `index`, if there is room. On `Done` the message is empty afterwards.
     ///
-    /// A lane must not be put into by two threads or processes at once; its owner crate sees to that.
-    ///
-    /// # Errors
-    /// `LeasesFull`, `CountOverflow`: nothing was put. `Layout` when the cells contradict each other.
-    pub fn try_put(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
+    /// A lane must not be put into by two threads or processes at once: only who has its end calls this.
+    pub(crate) fn try_put(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
         match self.array(index) {
             Array::Lane { .. } => self.put_lane(index, message),
             _ => self.put_cell(index, message),
@@ -234,11 +232,8 @@ impl Object {
 
     /// Takes the next message out of array `index`. `seen_orphans` is the consumer's own, 0 at first.
     ///
-    /// A lane must not be taken from by two threads or processes at once; its owner crate sees to that.
-    ///
-    /// # Errors
-    /// `LeasesFull`, `OutOfRoom`: the message stays. `Decode`, `Stale`, `WrongMode`: it was garbage and is gone.
-    pub fn try_get(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
+    /// A lane must not be taken from by two threads or processes at once: only who has its end calls this.
+    pub(crate) fn try_get(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
         self.arena().check_not_forked("receiving a message")?;
         match self.array(index) {
             Array::Lane { .. } => self.get_lane(index),
@@ -364,7 +359,6 @@ impl Object {
         Incoming {
             entries,
             body: parsed.body,
-            payload: parsed.payload,
         }
     }
 
@@ -427,6 +421,7 @@ impl Object {
 }
 
 /// Offset of the word of the cell at `pos`: what a ticket names.
+#[inline]
 pub(crate) fn cell_offset(array: &crate::object::ArrayRef<'_>, pos: u64) -> u64 {
-    array.first + pos % array.capacity() * LINE
+    array.first + array.index(pos) * LINE
 }

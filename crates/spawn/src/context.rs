@@ -74,6 +74,7 @@ impl Stopper {
 /// They are supervised from the start, whether anybody joins or not: at the first failure the others get SIGTERM, and
 /// SIGKILL after the grace period; waits on the queues that they were handed end with the failure. Dropping the
 /// context stops the processes that still run, and waits until they have ended.
+#[must_use = "dropping it stops the processes; keep it and call `join`"]
 pub struct SpawnContext<R> {
     story: Arc<Story>,
     inboxes: Vec<Inbox<R>>,

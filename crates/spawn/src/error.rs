@@ -217,7 +217,8 @@ impl ErrorKind {
             }
             ErrorKind::Interrupted { worker: Some(_) } => "was interrupted (SIGINT)".to_owned(),
             ErrorKind::Interrupted { worker: None } => {
-                "the processes were stopped on request".to_owned()
+                "was stopped on request, or because its SpawnContext was dropped (keep it and call `join`)"
+                    .to_owned()
             }
             ErrorKind::NeverStarted { reason, .. } => format!("never ran its function: {reason}"),
             ErrorKind::LostContact { reason, .. } => {

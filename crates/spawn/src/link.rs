@@ -106,6 +106,7 @@ pub(crate) struct Shared(Object);
 impl Shared {
     /// From now on this process records what becomes of the others that use it.
     pub(crate) fn adopt(&self) {
+        self.0.begin_anew();
         self.0.set_supervisor(self.0.arena().me());
     }
 
@@ -127,6 +128,11 @@ impl Shared {
 
 fn rank_of(worker: &Worker) -> u32 {
     u32::try_from(worker.rank).unwrap_or(u32::MAX)
+}
+
+/// An error that ended a loop in this process, and that its function could not return.
+pub(crate) fn take_unreported() -> Option<String> {
+    shm_core::failure::take_unreported()
 }
 
 /// Whether an error only passes on that another process has failed or has left.

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::control;
 use crate::frame::{Frame, clip};
 use crate::hello::Hello;
-use crate::link::Mailbox;
+use crate::link::{self, Mailbox};
 use crate::outcome::{Outcome, tell};
 use crate::panic;
 use crate::time::monotonic_nanos;
@@ -107,7 +107,11 @@ fn arguments<A: DeserializeOwned>(hello: &Hello) -> Result<A, String> {
 /// What to say, and the exit code, once the function has returned. Runs the user's `Serialize` and `Display`.
 fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
     let at = monotonic_nanos();
-    match outcome.into_result() {
+    // A loop that ended early for a reason its function never saw must not pass for success.
+    let outcome = outcome
+        .into_result()
+        .and_then(|value| link::take_unreported().map_or(Ok(value), |error| Err(error.into())));
+    match outcome {
         Ok(value) => match Mailbox::open(hello.outcome).and_then(|mailbox| mailbox.put(value)) {
             Ok(()) => (Frame::Returned, SUCCESS),
             Err(error) => (

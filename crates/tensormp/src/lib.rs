@@ -24,16 +24,21 @@
 //! }
 //! ```
 //!
-//! This is the facade over five crates, each of which can be used alone:
+//! A message is any serde value that postcard can carry: derive `serde::Serialize` and `serde::Deserialize` for types of
+//! your own. A worker is this program run again without its arguments, which is why `init` comes before anything that
+//! looks at them.
+//!
+//! This is the facade over the crates of the family:
 //!
 //! | crate | what it gives |
 //! |---|---|
-//! | [`shm_core`] | the arena, tensors in it, the processes that take part |
-//! | [`spawn`](mod@spawn_api) | functions run in other processes, supervised, their errors brought home |
-//! | [`mp_queue`] | queues, lanes, events, barriers |
-//! | [`pipeline`] | rings of slots, stages of replicated processes |
+//! | `shm_core` | the arena, tensors in it, the processes that take part |
+//! | `spawn` | functions run in other processes, supervised, their errors brought home |
+//! | `mp_queue` | queues, lanes, events, barriers |
+//! | `pipeline` | rings of slots, stages of replicated processes: [`pipeline::Pipeline`] |
+//! | `cuda_ipc` | whether there is a CUDA device; not re-exported |
 //!
-//! It runs on Linux, on 64-bit machines. It does not reach other machines.
+//! It runs on Linux, on 64-bit machines. It does not reach other machines, restart what failed, or hold device memory.
 #![forbid(unsafe_code)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
@@ -49,16 +54,20 @@ pub use mp_queue::{
     self, Barrier, Event, LaneReceiver, LaneSender, PutError, Queue, Receiver, Sender, pair,
 };
 pub use pipeline;
+#[cfg(feature = "dlpack")]
+pub use shm_core::dlpack;
+#[cfg(feature = "safetensors")]
+pub use shm_core::safetensors;
 pub use shm_core::{
-    self, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Shape, SharedTensor,
-    Tensor, bf16, f16,
+    self, AliasedTensor, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Shape,
+    SharedTensor, Tensor, bf16, f16,
 };
 
 /// What most programs need: `use tensormp::prelude::*;`
 pub mod prelude {
     pub use crate::{
-        Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group, LaneReceiver, LaneSender,
-        Process, Queue, Receiver, Sender, Shape, SharedTensor, SpawnContext, Stdin, Tensor, bf16,
-        f16, pair, spawn,
+        AliasedTensor, Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group, LaneReceiver,
+        LaneSender, Process, Queue, Receiver, Sender, Shape, SharedTensor, SpawnContext, Stdin,
+        Tensor, bf16, f16, pair, spawn,
     };
 }

@@ -123,30 +123,18 @@ fn a_receiver_that_is_killed_ends_its_sender_with_the_cause() {
 }
 
 fn a_get_that_others_could_serve_ends_when_a_process_is_killed() {
-    fn waits(_rank: usize, queue: Queue<u32>) -> tensormp::Result<()> {
-        queue.put(0)?;
-        queue.get()?;
+    fn waits(_rank: usize, (work, ready): (Queue<u32>, Queue<u32>)) -> tensormp::Result<()> {
+        ready.put(0)?;
+        work.get()?;
         Ok(())
     }
     // This process can put as well, and yet nobody will: it waits itself.
-    let queue = Queue::<u32>::bounded(1).unwrap();
-    let answers = Queue::<u32>::bounded(1).unwrap();
-    let (work, back) = (queue.clone(), answers.clone());
-    let mut group = Group::new();
-    group
-        .add(
-            "waits",
-            |_, (work, back): (Queue<u32>, Queue<u32>)| {
-                back.put(0)?;
-                waits(0, work)
-            },
-            (work, back),
-        )
-        .unwrap();
-    let mut context = group.start().unwrap();
-    answers.get().unwrap();
+    let (work, ready) = (Queue::bounded(1).unwrap(), Queue::bounded(1).unwrap());
+    let mut context = spawn(waits, (work.clone(), ready.clone()), 1).unwrap();
+    ready.get().unwrap();
     kill(context.pids()[0]);
-    killed(answers.get().unwrap_err().kind(), context.pids()[0]);
+    killed(ready.get().unwrap_err().kind(), context.pids()[0]);
+    killed(work.get().unwrap_err().kind(), context.pids()[0]);
     let error = context.join().unwrap_err().to_string();
     assert!(
         error.contains("process 0 (\"waits\"") && error.contains("SIGKILL"),

@@ -1,8 +1,12 @@
 //! All suites, their cases, and each subject by its name, which is how the two processes find it.
 
+use pipeline::Topology;
+
 use super::floor::{CacheLine, FutexWake};
 use super::memory::{FirstTouch, Memcpy};
-use super::payload::SIZES;
+use super::payload::{LARGE, SIZES};
+use super::queue::{Kind, Queued};
+use super::ring::{Ring, Waiting};
 use super::stream::{Stream, Transport};
 use super::subject::Subject;
 
@@ -12,6 +16,8 @@ pub(crate) enum Suite {
     Floor,
     /// One hand-over from process to process, by each transport.
     Handoff,
+    /// A tensor through a queue: put in one process, got in the other.
+    Queue,
 }
 
 /// A subject and the floor that fits it; none: the subject itself.
@@ -22,13 +28,14 @@ pub(crate) struct Case {
 
 impl Suite {
     pub(crate) fn all() -> Vec<Suite> {
-        vec![Suite::Floor, Suite::Handoff]
+        vec![Suite::Floor, Suite::Handoff, Suite::Queue]
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Suite::Floor => "floor",
             Suite::Handoff => "handoff",
+            Suite::Queue => "queue",
         }
     }
 
@@ -49,21 +56,50 @@ impl Suite {
                     })
                     .collect()
             }
-            Suite::Handoff => {
-                // The receiver of a stream sleeps in the kernel until its bytes come: a futex is the floor that fits.
-                let transports = [Transport::Pipe, Transport::Unix];
-                let streams = transports
-                    .into_iter()
-                    .flat_map(|transport| SIZES.map(|size| Stream { transport, size }));
-                streams
-                    .map(|stream| Case {
-                        subject: Box::new(stream),
-                        floor: Some(Box::new(FutexWake)),
-                    })
-                    .collect()
-            }
+            Suite::Handoff => handoff(),
+            Suite::Queue => [Kind::Queue, Kind::Pair]
+                .into_iter()
+                .map(|kind| Case::busy(Queued { kind, size: LARGE }))
+                .collect(),
         }
     }
+}
+
+impl Case {
+    /// A subject whose ends spin, as those of the cache line do.
+    fn busy(subject: impl Subject + 'static) -> Case {
+        Case {
+            subject: Box::new(subject),
+            floor: Some(Box::new(CacheLine)),
+        }
+    }
+
+    /// A subject whose receiver sleeps in the kernel until something comes, as that of the futex does.
+    fn parked(subject: impl Subject + 'static) -> Case {
+        Case {
+            subject: Box::new(subject),
+            floor: Some(Box::new(FutexWake)),
+        }
+    }
+}
+
+fn handoff() -> Vec<Case> {
+    let ring = |topology, waiting, size| Ring {
+        topology,
+        waiting,
+        size,
+    };
+    let (one, many) = (Topology::OneToOne, Topology::Replicas);
+    let mut cases = Vec::new();
+    for topology in [one, many] {
+        cases.extend(SIZES.map(|size| Case::busy(ring(topology, Waiting::Busy, size))));
+    }
+    cases.push(Case::busy(ring(one, Waiting::Cycle, LARGE)));
+    cases.extend(SIZES.map(|size| Case::parked(ring(one, Waiting::Parked, size))));
+    for transport in [Transport::Pipe, Transport::Unix] {
+        cases.extend(SIZES.map(|size| Case::parked(Stream { transport, size })));
+    }
+    cases
 }
 
 /// The subject or floor of that name.
@@ -93,9 +129,14 @@ mod tests {
                 case.subject.name()
             );
         }
-        assert!(
-            names.contains("pipe 12MB") && names.contains("unix 4KiB"),
-            "{names:?}"
-        );
+        for name in [
+            "ring busy 4KiB",
+            "ring cells busy 12MB",
+            "ring parked 1MiB",
+            "pipe 12MB",
+            "unix 4KiB",
+        ] {
+            assert!(names.contains(name), "{name} is not in {names:?}");
+        }
     }
 }

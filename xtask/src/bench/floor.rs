@@ -3,6 +3,7 @@
 //! `cache line`: one word goes back and forth between two processes that spin. `futex wake`: the same between two processes
 //! of which the receiving one sleeps in the kernel.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use rustix::io::Errno;
@@ -60,43 +61,42 @@ struct Spinner {
     last: u64,
 }
 
-impl Spinner {
-    fn send(&mut self) {
-        self.last += 1;
-        // Release: pairs with the other side's acquire in `receive`, as a hand-over with a payload would need it.
-        self.words.word(0).store(self.last, Release);
-    }
+/// Stores the next number.
+fn send(word: &AtomicU64, last: &mut u64) {
+    *last += 1;
+    // Release: pairs with the other side's acquire in `receive`, as a hand-over with a payload would need it.
+    word.store(*last, Release);
+}
 
-    fn receive(&mut self) -> Result<()> {
-        // A bare load: a pause between two would be part of the floor.
-        let mut now = self.last;
-        while now == self.last {
-            now = self.words.word(0).load(Acquire);
-        }
-        if now != self.last + 1 {
-            return Err(
-                format!("cache line: {now} arrived where {} was due", self.last + 1).into(),
-            );
-        }
-        self.last = now;
-        Ok(())
+/// Waits for the next number.
+fn receive(word: &AtomicU64, last: &mut u64) -> Result<()> {
+    // A bare load: a pause between two would be part of the floor.
+    let mut now = *last;
+    while now == *last {
+        now = word.load(Acquire);
     }
+    if now != *last + 1 {
+        return Err(format!("cache line: {now} arrived where {} was due", *last + 1).into());
+    }
+    *last = now;
+    Ok(())
 }
 
 impl End for Spinner {
     fn run(&mut self, samples: usize) -> Result<Vec<u64>> {
         let mut taken = Vec::with_capacity(samples);
+        let (word, last) = (self.words.word(0), &mut self.last);
         for _ in 0..samples {
             let start = clock::now();
             for _ in 0..ROUND_TRIPS {
                 match self.side {
                     Side::A => {
-                        self.send();
-                        self.receive()?;
+                        send(word, last);
+                        receive(word, last)?;
                     }
                     Side::B => {
-                        self.receive()?;
-                        self.send();
+                        receive(word, last)?;
+                        send(word, last);
                     }
                 }
             }

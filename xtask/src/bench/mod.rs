@@ -1,9 +1,10 @@
 //! Measure hand-overs between two real processes, against the floor of this machine.
 //!
-//! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages) and
-//! `handoff` (the same payloads by each transport). Floor and subject alternate in short batches, and a ratio is the median
+//! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
+//! `handoff` (the same payloads by each transport) and `queue` (a tensor through a queue). Floor and subject alternate in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
+mod arena;
 mod catalogue;
 mod clock;
 mod control;
@@ -15,7 +16,9 @@ mod mapping;
 mod memory;
 mod pair;
 mod payload;
+mod queue;
 mod report;
+mod ring;
 mod stats;
 mod stream;
 mod subject;

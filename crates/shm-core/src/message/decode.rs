@@ -6,7 +6,6 @@ use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
 use super::parse::{Body, What};
-use crate::cells::PAYLOAD_WORDS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 
@@ -52,7 +51,6 @@ pub(super) struct DecodeScope {
 pub struct Incoming {
     pub(crate) entries: Entries,
     pub(crate) body: Body,
-    pub(crate) payload: [u64; PAYLOAD_WORDS],
 }
 
 impl Incoming {

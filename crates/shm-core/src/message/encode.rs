@@ -320,7 +320,7 @@ impl Outgoing {
         if self.pins.iter().any(|pin| pin.what.is_exclusive()) {
             return Err(Error::new(
                 ErrorKind::StillHeld,
-                "an exclusive tensor can go to one process only; `freeze()` it to send it to several",
+                "an exclusive tensor, or the end of a lane, can go to one process only; `freeze()` the tensor to send it to several, and use a `Queue` for several receivers",
             ));
         }
         let mut pins = Pins(

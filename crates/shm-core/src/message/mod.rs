@@ -14,9 +14,13 @@ mod strict;
 
 pub use decode::Incoming;
 pub(crate) use decode::{Arrived, Entries};
+pub(crate) use encode::Pin;
+#[cfg(test)]
+pub(crate) use encode::Pins;
 pub use encode::{EncodeError, Outgoing, encode};
-pub(crate) use encode::{Pin, Pins};
-pub(crate) use parse::{FORM_SLOT, Parsed, What, parse};
+#[cfg(test)]
+pub(crate) use parse::What;
+pub(crate) use parse::{FORM_SLOT, Parsed, parse};
 pub(crate) use serde::{
     deserialize_slots, deserialize_tensor, refuse, serialize_slots, serialize_tensor,
 };

@@ -199,7 +199,6 @@ pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Body)
 pub(crate) struct Parsed {
     pub(crate) entries: SmallVec<[Entry; 4]>,
     pub(crate) body: Body,
-    pub(crate) payload: [u64; PAYLOAD_WORDS],
 }
 
 /// Takes a payload apart. The references it names are the message's own while its cell holds it.
@@ -240,11 +239,7 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
         check(arena, entry)?;
     }
     check_counts(arena, &entries)?;
-    Ok(Parsed {
-        entries,
-        body,
-        payload: *payload,
-    })
+    Ok(Parsed { entries, body })
 }
 
 /// Checks that no line is named more often than it is counted: each name becomes a reference, and one too many would

@@ -8,7 +8,7 @@ use super::parse::{What, malformed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 use crate::line::Mode;
-use crate::object::{End, Object};
+use crate::object::{End, LaneEnd, Object};
 use crate::storage::Storage;
 use crate::tensor::Geometry;
 
@@ -162,25 +162,15 @@ impl<'de> Deserialize<'de> for End {
     }
 }
 
-impl End {
-    /// Serializes an end that only one process may hold: sending it moves it, as with an exclusive tensor.
-    ///
-    /// # Errors
-    /// Outside a message.
-    pub(crate) fn serialize_exclusive<S: Serializer>(
-        &self,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serialize_handle(&self.held, What::ExclusiveEnd, None, serializer)
+/// As an exclusive tensor: sending it moves it.
+impl Serialize for LaneEnd {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serialize_handle(self.held(), What::ExclusiveEnd, None, serializer)
     }
+}
 
-    /// Reads what [`serialize_exclusive`](Self::serialize_exclusive) wrote.
-    ///
-    /// # Errors
-    /// Outside a message, or when the entry is something else.
-    pub(crate) fn deserialize_exclusive<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Self, D::Error> {
+impl<'de> Deserialize<'de> for LaneEnd {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let held = deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held;
         Self::over(held).map_err(refuse)
     }

@@ -2,8 +2,11 @@
 
 use core::sync::atomic::AtomicU64;
 
-use crate::cells::{CellArray, PAYLOAD_WORDS};
+use crate::cells::{CellArray, Cells, PAYLOAD_WORDS};
+use crate::lane::Lane;
+use crate::layout::{LINE, WORD, object};
 use crate::sync::Shared;
+use crate::word::Ring;
 
 /// An array in an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,15 +50,53 @@ pub(crate) struct Placed {
 }
 
 /// An array of cells in an object, as the algorithms of [`crate::cells`] and [`crate::lane`] see it.
-#[derive(Debug)]
-pub struct ArrayRef<'a> {
-    pub(super) words: &'a [AtomicU64],
-    pub(super) tail: &'a AtomicU64,
-    pub(super) head: &'a AtomicU64,
-    pub(super) orphan_epoch: &'a AtomicU64,
-    pub(super) flags: &'a AtomicU64,
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ArrayRef<'a> {
+    pub(super) cells: &'a [AtomicU64],
+    /// The object's own words, in front of all arrays.
+    pub(super) header: &'a [AtomicU64; HEADER_WORDS],
+    /// Which of the object's arrays.
+    pub(super) index: usize,
     pub(super) capacity: u64,
     pub(crate) first: u64,
+}
+
+/// Words in the header of an object.
+pub(crate) const HEADER_WORDS: usize = (object::USER / WORD) as usize;
+
+/// What a consumer looks at while it spins.
+#[derive(Debug)]
+pub struct Lookout<'a>(pub(super) Watched<'a>);
+
+#[derive(Debug)]
+pub(super) enum Watched<'a> {
+    Cells(Cells<ArrayRef<'a>>),
+    Lane(Lane<ArrayRef<'a>>),
+    Nothing,
+}
+
+impl Lookout<'_> {
+    /// Whether it is worth trying to take a message. Only a hint: one that was handed back, or the end, is not seen.
+    #[inline(always)]
+    #[must_use]
+    pub fn glance(&self) -> bool {
+        match &self.0 {
+            Watched::Cells(cells) => cells.glance(),
+            Watched::Lane(lane) => lane.glance(),
+            Watched::Nothing => false,
+        }
+    }
+}
+
+impl ArrayRef<'_> {
+    /// The cell of a position.
+    #[inline]
+    pub(crate) fn index(&self, pos: u64) -> u64 {
+        Ring {
+            capacity: self.capacity,
+        }
+        .index(pos)
+    }
 }
 
 impl CellArray for ArrayRef<'_> {
@@ -66,37 +107,37 @@ impl CellArray for ArrayRef<'_> {
         self.capacity
     }
 
-    #[inline]
+    #[inline(always)]
     fn word(&self, index: u64) -> &AtomicU64 {
-        &self.words[index as usize * 8]
+        &self.cells[index as usize * 8]
     }
 
-    #[inline]
+    #[inline(always)]
     fn payload(&self, index: u64) -> &[AtomicU64; PAYLOAD_WORDS] {
         let start = index as usize * 8 + 1;
-        match self.words[start..start + PAYLOAD_WORDS].try_into() {
+        match self.cells[start..start + PAYLOAD_WORDS].try_into() {
             Ok(words) => words,
             Err(_) => unreachable!("the range has that many words"),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn tail(&self) -> &AtomicU64 {
-        self.tail
+        &self.header[((object::TAILS + 2 * self.index as u64 * LINE) / WORD) as usize]
     }
 
-    #[inline]
+    #[inline(always)]
     fn head(&self) -> &AtomicU64 {
-        self.head
+        &self.header[((object::TAILS + (2 * self.index as u64 + 1) * LINE) / WORD) as usize]
     }
 
-    #[inline]
+    #[inline(always)]
     fn orphan_epoch(&self) -> &AtomicU64 {
-        self.orphan_epoch
+        &self.header[(object::ORPHAN_EPOCH / WORD) as usize]
     }
 
-    #[inline]
+    #[inline(always)]
     fn closed(&self) -> &AtomicU64 {
-        self.flags
+        &self.header[(object::FLAGS / WORD) as usize]
     }
 }

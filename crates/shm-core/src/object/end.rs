@@ -1,13 +1,15 @@
-//! Ends: shares in one side of an object.
+//! Ends: shares in one side of an object, and the right to put into it or take from it.
 
 use core::sync::atomic::Ordering;
 
-use super::Object;
-use crate::error::Result;
+use super::{Array, Object};
+use crate::error::{Error, ErrorKind, Result};
 use crate::heap;
 use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
 use crate::line::{Counted, Tag};
+use crate::message::Outgoing;
+use crate::transfer::{Get, Put};
 
 /// A share in one side of an object, for instance a queue's producers. When the last one of all processes goes,
 /// whoever waits is woken.
@@ -65,5 +67,117 @@ impl End {
     #[must_use]
     pub fn is_of(&self, object: &Object, index: u64) -> bool {
         self.held.line == object.end_line(index)
+    }
+}
+
+impl End {
+    /// Fails unless this is side `index` of `object`, which has cells.
+    #[inline]
+    pub(crate) fn check(&self, object: &Object, index: u64) -> Result<()> {
+        if self.is_of(object, index) && matches!(object.array(0), Array::Cells { .. }) {
+            return Ok(());
+        }
+        Err(not_its_end())
+    }
+
+    /// Puts a message into the cells, if there is room. On `Done` the message is empty afterwards.
+    ///
+    /// # Errors
+    /// `LeasesFull`, `CountOverflow`: nothing was put. `WrongMode` unless this is the producers' end of cells. `Layout`
+    /// when the cells contradict each other.
+    #[inline]
+    pub fn try_put(&self, message: &mut Outgoing) -> Result<Put> {
+        self.check(&self.object, 0)?;
+        self.object.try_put(0, message)
+    }
+
+    /// Takes the next message out of the cells. `seen_orphans` is the consumer's own, 0 at first.
+    ///
+    /// # Errors
+    /// `LeasesFull`, `OutOfRoom`: the message stays. `Decode`, `Stale`: it was garbage and is gone. `WrongMode` unless
+    /// this is the consumers' end of cells.
+    #[inline]
+    pub fn try_get(&self, seen_orphans: &mut u64) -> Result<Get> {
+        self.check(&self.object, 1)?;
+        self.object.try_get(0, seen_orphans)
+    }
+}
+
+#[cold]
+fn not_its_end() -> Error {
+    Error::wrong_mode("the end of another queue, or the other end", "its own end")
+}
+
+/// One side of a lane. One process has it at a time, and `&mut` makes it one thread: what a lane relies on. Sending it
+/// moves it, as an exclusive tensor.
+#[derive(Debug)]
+pub struct LaneEnd(End);
+
+impl LaneEnd {
+    pub(super) fn take(object: &Object, index: u64) -> Result<Self> {
+        if !matches!(object.array(0), Array::Lane { .. }) {
+            return Err(not_its_end());
+        }
+        match Held::acquire_free(object.arena(), object.end_line(index))? {
+            Some(held) => Ok(Self(End::of(object, held))),
+            None => Err(Error::new(
+                ErrorKind::AlreadyExists,
+                "this side of the lane is somebody's already; it can be sent, but there is only one",
+            )),
+        }
+    }
+
+    pub(crate) fn over(held: Held) -> Result<Self> {
+        let end = End::over(held)?;
+        match end.object.array(0) {
+            Array::Lane { .. } => Ok(Self(end)),
+            _ => Err(not_its_end()),
+        }
+    }
+
+    /// The object whose side it is.
+    #[must_use]
+    pub fn object(&self) -> &Object {
+        &self.0.object
+    }
+
+    /// Whether this is side `index` of `object`.
+    #[must_use]
+    #[inline]
+    pub fn is_of(&self, object: &Object, index: u64) -> bool {
+        self.0.is_of(object, index)
+    }
+
+    pub(crate) fn held(&self) -> &Held {
+        &self.0.held
+    }
+
+    /// Fails unless this is side `index` of `object`.
+    #[inline]
+    pub(crate) fn check(&self, object: &Object, index: u64) -> Result<()> {
+        if self.is_of(object, index) {
+            return Ok(());
+        }
+        Err(not_its_end())
+    }
+
+    /// Puts a message into the lane, if there is room. On `Done` the message is empty afterwards.
+    ///
+    /// # Errors
+    /// As [`End::try_put`].
+    #[inline]
+    pub fn try_put(&mut self, message: &mut Outgoing) -> Result<Put> {
+        self.check(&self.0.object, 0)?;
+        self.0.object.try_put(0, message)
+    }
+
+    /// Takes the next message out of the lane.
+    ///
+    /// # Errors
+    /// As [`End::try_get`].
+    #[inline]
+    pub fn try_get(&mut self) -> Result<Get> {
+        self.check(&self.0.object, 1)?;
+        self.0.object.try_get(0, &mut 0)
     }
 }

@@ -26,9 +26,11 @@ mod end;
 mod header;
 mod mend;
 
+pub(crate) use array::ArrayRef;
 pub(crate) use array::Placed;
-pub use array::{Array, ArrayRef};
-pub use end::End;
+use array::Watched;
+pub use array::{Array, Lookout};
+pub use end::{End, LaneEnd};
 pub use header::ObjectKind;
 pub(crate) use mend::{empty, mend, notify_changed, postpone};
 
@@ -45,6 +47,7 @@ pub struct Object {
 impl Object {
     /// The arena the object is in.
     #[must_use]
+    #[inline]
     pub fn arena(&self) -> &Arena {
         self.held.arena()
     }
@@ -119,6 +122,7 @@ impl Object {
     /// # Panics
     /// For another index than 0 or 1.
     #[must_use]
+    #[inline]
     pub fn event(&self, index: u64) -> Event<'_, Shared> {
         assert!(index < 2, "an object has two events");
         event_at(self.arena().segment(), self.base, index)
@@ -134,6 +138,7 @@ impl Object {
 
     /// What array `index` is, with its size.
     #[must_use]
+    #[inline]
     pub fn array(&self, index: usize) -> Array {
         self.arrays
             .get(index)
@@ -148,12 +153,13 @@ impl Object {
     ///
     /// # Errors
     /// `WrongMode` when the array is something else.
-    pub fn cells(&self, index: usize) -> Result<Cells<ArrayRef<'_>>> {
+    #[inline]
+    pub(crate) fn cells(&self, index: usize) -> Result<Cells<ArrayRef<'_>>> {
         match self.arrays.get(index) {
             Some(&Placed {
-                array: Array::Cells { capacity },
-                first,
-            }) => Ok(Cells(self.array_ref(index, capacity, first))),
+                array: Array::Cells { .. },
+                ..
+            }) => Ok(Cells(self.messages(index))),
             _ => Err(Error::wrong_mode(
                 "an object without cells",
                 "a queue with cells",
@@ -165,28 +171,43 @@ impl Object {
     ///
     /// # Errors
     /// `WrongMode` when the array is something else.
-    pub fn lane(&self, index: usize) -> Result<Lane<ArrayRef<'_>>> {
+    #[inline]
+    pub(crate) fn lane(&self, index: usize) -> Result<Lane<ArrayRef<'_>>> {
         match self.arrays.get(index) {
             Some(&Placed {
-                array: Array::Lane { capacity },
-                first,
-            }) => Ok(Lane(self.array_ref(index, capacity, first))),
+                array: Array::Lane { .. },
+                ..
+            }) => Ok(Lane(self.messages(index))),
             _ => Err(Error::wrong_mode("an object without a lane", "a lane")),
         }
     }
 
-    fn array_ref(&self, index: usize, capacity: u32, first: u64) -> ArrayRef<'_> {
+    /// What to look at while waiting for a message in array `index`.
+    #[must_use]
+    pub fn lookout(&self, index: usize) -> Lookout<'_> {
+        Lookout(match self.array(index) {
+            Array::Cells { .. } => Watched::Cells(Cells(self.messages(index))),
+            Array::Lane { .. } => Watched::Lane(Lane(self.messages(index))),
+            Array::None | Array::Slots { .. } => Watched::Nothing,
+        })
+    }
+
+    /// Array `index` as the algorithms see it; of no cells if it is no array of cells.
+    #[inline(always)]
+    pub(crate) fn messages(&self, index: usize) -> ArrayRef<'_> {
         let segment = self.arena().segment();
-        let tail = self.base + object::TAILS + 2 * index as u64 * LINE;
+        let (capacity, first) = match self.arrays.get(index) {
+            Some(&Placed {
+                array: Array::Cells { capacity } | Array::Lane { capacity },
+                first,
+            }) => (u64::from(capacity), first),
+            _ => (0, self.base),
+        };
         ArrayRef {
-            words: segment
-                .words_at(first, u64::from(capacity) * 8)
-                .unwrap_or(&[]),
-            tail: segment.word(tail),
-            head: segment.word(tail + LINE),
-            orphan_epoch: segment.word(self.base + object::ORPHAN_EPOCH),
-            flags: segment.word(self.base + object::FLAGS),
-            capacity: capacity.into(),
+            cells: segment.words_at(first, capacity * 8).unwrap_or(&[]),
+            header: segment.block_at(self.base),
+            index,
+            capacity,
             first,
         }
     }
@@ -197,11 +218,76 @@ impl Object {
         self.arena().segment().word(self.base + object::FLAGS)
     }
 
-    /// Opens side `index` (0: producers, 1: consumers) for the first time, or once more.
+    /// Whether the message after the one at `position` is there: a wake that was meant for several is passed on.
+    #[must_use]
+    #[inline]
+    pub fn next_is_ready(&self, position: u64) -> bool {
+        self.cells(0)
+            .is_ok_and(|cells| cells.next_is_ready(position))
+    }
+
+    /// Whether the cell after the one at `position` is free.
+    #[must_use]
+    #[inline]
+    pub fn next_is_free(&self, position: u64) -> bool {
+        self.cells(0)
+            .is_ok_and(|cells| cells.next_is_free(position))
+    }
+
+    /// Takes no more messages; those that are there can be taken. Wakes whoever waits.
+    pub fn close(&self) {
+        if let Ok(cells) = self.cells(0) {
+            cells.close();
+        } else if let Ok(lane) = self.lane(0) {
+            lane.close();
+        }
+        self.notify_all();
+    }
+
+    /// Whether it was closed. An object without messages always is.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let cells = self.cells(0).map(|cells| cells.is_closed());
+        cells
+            .or_else(|_| self.lane(0).map(|lane| lane.is_closed()))
+            .unwrap_or(true)
+    }
+
+    /// About how many messages there are.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        let cells = self.cells(0).map(|cells| cells.len());
+        cells
+            .or_else(|_| self.lane(0).map(|lane| lane.len()))
+            .unwrap_or(0)
+    }
+
+    /// Whether [`len`](Self::len) is 0.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes side `index` of a lane (0: the producer, 1: the consumer), of which there is one.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when somebody has it; `WrongMode` for an object without a lane.
+    pub fn lane_end(&self, index: u64) -> Result<LaneEnd> {
+        LaneEnd::take(self, index)
+    }
+
+    /// Opens side `index` (0: producers, 1: consumers) for the first time, or once more. A lane has a
+    /// [`lane_end`](Self::lane_end) instead.
     ///
     /// # Errors
     /// What taking a reference can answer.
     pub fn end(&self, index: u64) -> Result<End> {
+        if matches!(self.array(0), Array::Lane { .. }) {
+            return Err(Error::wrong_mode(
+                "a lane, whose ends are nobody's to share",
+                "a queue with cells",
+            ));
+        }
         let line = self.end_line(index);
         let word = self.arena().segment().word(line * LINE);
         let mut tries = 0;
@@ -227,6 +313,7 @@ impl Object {
     }
 
     /// Line of an end.
+    #[inline]
     pub(crate) fn end_line(&self, index: u64) -> u64 {
         assert!(index < 2, "an object has two ends");
         (self.base + object::ENDS) / LINE + index
@@ -234,6 +321,7 @@ impl Object {
 
     /// How many processes and messages hold side `index`.
     #[must_use]
+    #[inline]
     pub fn end_count(&self, index: u64) -> u64 {
         let word = self
             .arena()
@@ -294,6 +382,19 @@ impl Object {
     }
 }
 
+/// What it is and where it was made: what a message about it should say.
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the {} made at {}", self.kind.name(), self.site())?;
+        match self.arrays[0].array {
+            Array::Cells { capacity } | Array::Lane { capacity } => {
+                write!(f, " (room for {capacity})")
+            }
+            Array::None | Array::Slots { .. } => Ok(()),
+        }
+    }
+}
+
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(self.kind.name())
@@ -302,6 +403,8 @@ impl fmt::Debug for Object {
             .finish()
     }
 }
+
+#[inline]
 fn event_at(segment: &Segment, base: u64, index: u64) -> Event<'_, Shared> {
     let line = base + object::EVENTS + index * LINE;
     Event::new(segment.half(line), segment.half(line + 4))

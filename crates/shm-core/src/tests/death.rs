@@ -107,18 +107,21 @@ fn live() {
             0,
         )
         .unwrap();
-        let end = ring.end(0).unwrap();
+        let (mut producer, mut consumer) = (ring.lane_end(0).unwrap(), ring.lane_end(1).unwrap());
         let slots = Slots::create(&ring, 1, 4096).unwrap();
-        let loan = slots.try_loan(0).unwrap().unwrap();
-        put(&ring, 0, loan.into_message([0; 5]));
-        let Get::Message(arrived, _) = ring.try_get(0, &mut 0).unwrap() else {
-            panic!("it was put");
-        };
-        drop(slots.borrow(arrived).unwrap());
+        let mut loan = slots.try_loan(0).unwrap().unwrap();
+        let _ = slots
+            .put_lane_end(&mut producer, &mut loan, &[0; 5])
+            .unwrap();
+        let mut seat = slots.seat().unwrap();
+        let _ = slots.take_lane_end(&mut consumer, &mut seat).unwrap();
+        drop(seat.into_borrow());
         // Left in it: whoever buries us empties it.
-        let left = slots.try_loan(0).unwrap().unwrap();
-        put(&ring, 0, left.into_message([0; 5]));
-        drop((end, slots, ring));
+        let mut left = slots.try_loan(0).unwrap().unwrap();
+        let _ = slots
+            .put_lane_end(&mut producer, &mut left, &[0; 5])
+            .unwrap();
+        drop((left, producer, consumer, slots, ring));
         // Another one dies, and we bury it.
         let other = join(&arena);
         let theirs = Object::open(&other, queue.handle()).unwrap();
@@ -387,5 +390,47 @@ fn the_watcher_buries_children_and_strangers_without_being_asked() {
         drop(object);
         assert_empty(&root);
         assert_eq!(join(&root).me().row, dead.row);
+    }
+}
+
+#[test]
+fn a_ring_has_all_its_slots_again_after_a_loaner_was_killed_at_any_step() {
+    const NAME: &str =
+        "tests::death::a_ring_has_all_its_slots_again_after_a_loaner_was_killed_at_any_step";
+    let Some(_) = rerun(NAME) else {
+        let (arena, queue) = borrowed();
+        let Get::Message(message, _) = queue.try_get(0, &mut u64::MAX.clone()).unwrap() else {
+            unreachable!("{:?} was sent the slots", arena.me());
+        };
+        let slots: Slots = message.decode().unwrap();
+        let _ = slots.try_loan(0).unwrap().unwrap();
+        return;
+    };
+    let loaning = LABELS.iter().filter(|label| {
+        label.starts_with("line.acquire.")
+            || label.starts_with("slot.loaned")
+            || label.starts_with("block.drop.")
+    });
+    for label in loaning
+        .copied()
+        .filter(|label| *label != "block.drop.cleared")
+    {
+        let root = arena();
+        let queue = queue(&root, 1);
+        let arrays = [Array::Lane { capacity: 1 }, Array::Slots { count: 1 }];
+        let ring = Object::create(&root, ObjectKind::Ring, arrays, 0).unwrap();
+        let slots = Slots::create(&ring, 1, 4096).unwrap();
+        put(&queue, 0, message::encode(&root, slots.clone()).unwrap());
+        let mut child = rerun(NAME).unwrap();
+        child.env("TENSORMP_FAILPOINT", format!("{label}=kill"));
+        lend(&mut child, &root, &queue);
+        let output = output(&mut child);
+        assert_eq!(output.status.signal(), Some(9), "{label}: {output:?}");
+        root.bury_the_dead();
+        assert_eq!(slots.in_use(), 0, "{label}");
+        drop(slots.try_loan(0).unwrap().unwrap());
+        assert_clean(&root);
+        drop((slots, ring, queue));
+        assert_empty(&root);
     }
 }

@@ -9,7 +9,7 @@ use crate::letterbox::Letterbox;
 use crate::line::Mode;
 use crate::message::{self, Outgoing};
 use crate::object::{Array, Object, ObjectKind};
-use crate::slots::{Loan, Slots};
+use crate::slots::{Loan, Slots, Taken};
 use crate::storage::Storage;
 use crate::tensor::{SharedTensor, Tensor};
 use crate::transfer::{Get, Put};
@@ -280,19 +280,36 @@ fn a_slot_goes_round() {
     let received = Object::open(&there, object.handle()).unwrap();
     let theirs: Slots = get(&received, 0).unwrap();
     assert_eq!(theirs.slot_bytes(), 8192);
+    let mut producer = object.lane_end(0).unwrap();
+    let mut consumer = received.lane_end(1).unwrap();
+    let second = received.lane_end(0).unwrap_err();
+    assert_eq!(
+        second.kind(),
+        &ErrorKind::AlreadyExists,
+        "a lane has one producer"
+    );
+    assert!(
+        slots
+            .put_lane_end(
+                &mut consumer,
+                &mut slots.try_loan(0).unwrap().unwrap(),
+                &[0; 5]
+            )
+            .is_err()
+    );
     theirs.touch();
     for round in 0..20_u64 {
         let mut loan = slots.try_loan(round as u32).unwrap().unwrap();
         loan.slice_mut::<u64>(0, 1).unwrap()[0] = round;
-        let mut message = loan.into_message([round; 5]);
-        assert!(matches!(
-            object.try_put(0, &mut message).unwrap(),
-            Put::Done(_)
-        ));
-        let Get::Message(arrived, _) = received.try_get(0, &mut 0).unwrap() else {
-            panic!("it was put");
-        };
-        let borrow = theirs.borrow(arrived).unwrap();
+        let put = slots.put_lane_end(&mut producer, &mut loan, &[round; 5]);
+        assert!(matches!(put.unwrap(), Put::Done(_)));
+        let again = slots.put_lane_end(&mut producer, &mut loan, &[round; 5]);
+        assert_eq!(again.unwrap_err().kind(), &ErrorKind::Stale, "a spent loan");
+        drop(loan);
+        let mut seat = theirs.seat().unwrap();
+        let taken = theirs.take_lane_end(&mut consumer, &mut seat).unwrap();
+        assert!(matches!(taken, Taken::Slot(_)));
+        let borrow = seat.into_borrow();
         assert_eq!(borrow.slice::<u64>(0, 1).unwrap(), [round]);
         assert_eq!(borrow.meta(), &[round; 5]);
         assert_eq!(slots.in_use(), 1);
@@ -302,28 +319,8 @@ fn a_slot_goes_round() {
     }
     let loans: Vec<Loan> = std::iter::from_fn(|| slots.try_loan(0).unwrap()).collect();
     assert_eq!(loans.len(), 4);
-    drop((loans, slots, object, received, theirs));
+    drop((loans, slots, producer, consumer, object, received, theirs));
     assert_empty(&here);
-}
-
-#[test]
-fn a_slot_that_others_have_cannot_be_written_again() {
-    let arena = arena();
-    let (object, slots) = ring(&arena);
-    let message = slots.try_loan(0).unwrap().unwrap().into_message([0; 5]);
-    let copy = message.duplicate().unwrap();
-    assert!(Loan::from_message(message, &slots).is_none());
-    assert!(
-        Loan::from_message(copy, &slots).is_some(),
-        "now it is the only one"
-    );
-    // A ring of another arena has slots at the same lines.
-    let elsewhere = super::arena();
-    let (other, others) = ring(&elsewhere);
-    let message = slots.try_loan(0).unwrap().unwrap().into_message([0; 5]);
-    assert!(Loan::from_message(message, &others).is_none());
-    drop((object, slots, other, others));
-    assert_empty(&arena);
 }
 
 #[test]

@@ -73,6 +73,14 @@ pub(crate) fn finish(running: Running) -> Result<Run> {
     })
 }
 
+/// Notes how long an item was on its way; a pipeline's rings stamp all of them.
+fn record(times: &mut HopTimes, item: &Borrowed) {
+    let stamps = (item.published_ns(), item.asked_ns(), item.borrowed_ns());
+    if let (Some(published), Some(asked), Some(borrowed)) = stamps {
+        times.record(published, asked, borrowed);
+    }
+}
+
 /// Reads frames straight into slots.
 struct Decode {
     source: Source,
@@ -153,8 +161,7 @@ impl Stage for Extract {
         let Some(frame) = input else {
             return Ok(Flow::End);
         };
-        self.times
-            .record(frame.published_ns(), frame.asked_ns(), frame.borrowed_ns());
+        record(&mut self.times, &frame);
         let mut slot = output.loan()?;
         slot.set_sequence(frame.sequence());
         let (histogram, blocks) = slot.two_tensors_mut::<f32, f32>(0, 1)?;
@@ -204,8 +211,7 @@ impl Stage for Detect {
         let Some(slot) = input else {
             return Ok(Flow::End);
         };
-        self.times
-            .record(slot.published_ns(), slot.asked_ns(), slot.borrowed_ns());
+        record(&mut self.times, &slot);
         let mut histogram = [0.0; HISTOGRAM];
         let mut blocks = [0.0; BLOCKS];
         histogram.copy_from_slice(slot.tensor(0)?);

@@ -11,18 +11,22 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::cells::PAYLOAD_WORDS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
-use crate::layout::{LINE, PAGE};
-use crate::line::Mode;
-use crate::message::{self, FORM_SLOT, Outgoing, Pin, Pins, What};
+use crate::layout::{LINE, PAGE, counted};
+use crate::line::{Counted, Mode};
+use crate::message;
 use crate::object::{Array, Object};
+use crate::steps;
 use crate::storage::Storage;
 use crate::tensor::Element;
 
-/// Words that travel with a slot, inside the cell that names it.
-pub const META_WORDS: usize = PAYLOAD_WORDS - 2;
+mod hand;
+mod pass;
+
+pub use hand::{Borrow, Loan};
+use hand::{Share, State};
+pub use pass::{META_WORDS, Seat, Taken};
 
 /// The slots of a ring object, and the memory they share. Clones are cheap.
 #[derive(Clone)]
@@ -99,18 +103,21 @@ impl Slots {
 
     /// Whether both are the slots of the same ring.
     #[must_use]
+    #[inline]
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self.object().same(other.object())
     }
 
     /// The object whose slots these are.
     #[must_use]
+    #[inline]
     pub fn object(&self) -> &Object {
         &self.0.object
     }
 
     /// How many slots there are.
     #[must_use]
+    #[inline]
     pub fn count(&self) -> u32 {
         self.0.count
     }
@@ -141,18 +148,43 @@ impl Slots {
     /// # Errors
     /// `LeasesFull`, `AfterFork`.
     pub fn try_loan(&self, hint: u32) -> Result<Option<Loan>> {
-        self.object().arena().check_not_forked("taking a slot")?;
-        for step in 0..self.0.count {
-            let slot = (hint % self.0.count + step) % self.0.count;
-            let line = self.0.first / LINE + u64::from(slot);
-            if let Some(held) = Held::acquire_free(self.object().arena(), line)? {
-                crate::failpoint!("slot.loaned");
-                return Ok(Some(Loan {
-                    held,
-                    slot,
-                    slots: self.clone(),
-                }));
+        let arena = self.object().arena();
+        arena.check_not_forked("taking a slot")?;
+        let (segment, leases) = (arena.segment(), arena.leases());
+        let mut lease = None;
+        let mut slot = if hint < self.0.count { hint } else { 0 };
+        for _ in 0..self.0.count {
+            let line = self.line(slot);
+            let word = segment.word(line * LINE);
+            let seen = word.load(Ordering::Relaxed);
+            let free = Counted::from_word(seen);
+            if free.count == 0 {
+                let lease = match lease {
+                    Some(lease) => lease,
+                    None => *lease.insert(leases.reserve(segment)?),
+                };
+                let entry = leases.entry(segment, lease);
+                // Several may want the slot, so the generation alone would not tell whose it has become.
+                let claim = segment.word(line * LINE + counted::CLAIMANT);
+                let present = |owner| arena.is_present(owner);
+                if let Some(generation) =
+                    steps::acquire_free(&entry, arena.me(), line, (word, claim), present)
+                {
+                    crate::failpoint!("slot.loaned");
+                    let share = Share {
+                        slots: self.clone(),
+                        generation,
+                        lease,
+                        slot,
+                        state: State::Counting,
+                    };
+                    return Ok(Some(Loan { share }));
+                }
             }
+            slot = if slot + 1 < self.0.count { slot + 1 } else { 0 };
+        }
+        if let Some(lease) = lease {
+            leases.put_back(lease);
         }
         Ok(None)
     }
@@ -166,48 +198,15 @@ impl Slots {
                 let word = segment
                     .word(self.0.first + slot * LINE)
                     .load(Ordering::Relaxed);
-                crate::line::Counted::from_word(word).count > 0
+                Counted::from_word(word).count > 0
             })
             .count() as u32
     }
 
-    /// The slot that an arrived message names.
-    ///
-    /// # Errors
-    /// `Decode` when the message names no slot of this ring.
-    pub fn borrow(&self, mut incoming: message::Incoming) -> Result<Borrow> {
-        let malformed = || {
-            Error::new(
-                ErrorKind::Decode,
-                "a ring's message names no slot of that ring; a participant wrote where it must not",
-            )
-        };
-        let arrived = incoming
-            .entries
-            .0
-            .pop()
-            .flatten()
-            .filter(|arrived| {
-                arrived.what == What::Slot && arrived.held.arena().is(self.object().arena())
-            })
-            .ok_or_else(malformed)?;
-        let slot = arrived
-            .held
-            .line
-            .checked_sub(self.0.first / LINE)
-            .and_then(|slot| u32::try_from(slot).ok());
-        let slot = slot
-            .filter(|&slot| slot < self.0.count)
-            .ok_or_else(malformed)?;
-        let mut meta = [0; META_WORDS];
-        meta.copy_from_slice(&incoming.payload[2..]);
-        crate::failpoint!("slot.borrowed");
-        Ok(Borrow {
-            held: arrived.held,
-            slot,
-            meta,
-            slots: self.clone(),
-        })
+    /// The number of a slot's line.
+    #[inline]
+    fn line(&self, slot: u32) -> u64 {
+        self.0.first / LINE + u64::from(slot)
     }
 
     /// The address of a range of one slot. In bounds, so that each caller's proof is about aliasing only.
@@ -270,167 +269,5 @@ impl<'de> Deserialize<'de> for Slots {
         let (memory, object, array) = <(Memory, Object, u32)>::deserialize(deserializer)?;
         let memory = Storage::over(memory.0).map_err(message::refuse)?;
         Self::over(object, array as usize, memory).map_err(message::refuse)
-    }
-}
-
-/// A slot that this process may write: nobody else has it.
-pub struct Loan {
-    // Before `slots`: the slot goes back while its ring is surely there.
-    held: Held,
-    slot: u32,
-    slots: Slots,
-}
-
-impl Loan {
-    /// The slots it is one of.
-    #[must_use]
-    pub fn slots(&self) -> &Slots {
-        &self.slots
-    }
-
-    /// Which slot it is.
-    #[must_use]
-    pub fn slot(&self) -> u32 {
-        self.slot
-    }
-
-    /// `len` elements from byte `offset` of the slot.
-    ///
-    /// # Errors
-    /// `Shape` when they do not fit or are misaligned.
-    pub fn slice<T: Element>(&self, offset: usize, len: usize) -> Result<&[T]> {
-        let start = self.slots.range::<T>(self.slot, offset, len)?;
-        // SAFETY: in bounds and aligned (`range`); the slot's line is held once, by this loan, so nobody writes; any
-        // bytes are a valid `T` (`Element`); the memory lives as long as `self.slots`.
-        Ok(unsafe { core::slice::from_raw_parts(start, len) })
-    }
-
-    /// `len` elements from byte `offset` of the slot, to write.
-    ///
-    /// # Errors
-    /// `Shape` when they do not fit or are misaligned.
-    pub fn slice_mut<T: Element>(&mut self, offset: usize, len: usize) -> Result<&mut [T]> {
-        let start = self.slots.range::<T>(self.slot, offset, len)?;
-        // SAFETY: as in `slice`; and `&mut self` makes this the only slice of the loan.
-        Ok(unsafe { core::slice::from_raw_parts_mut(start, len) })
-    }
-
-    /// Two disjoint ranges to write at once, each a byte offset and a number of elements.
-    ///
-    /// # Errors
-    /// `Shape` when one does not fit or is misaligned, or they overlap.
-    pub fn two_slices_mut<A: Element, B: Element>(
-        &mut self,
-        first: (usize, usize),
-        second: (usize, usize),
-    ) -> Result<(&mut [A], &mut [B])> {
-        let a = self.slots.range::<A>(self.slot, first.0, first.1)?;
-        let b = self.slots.range::<B>(self.slot, second.0, second.1)?;
-        // `range` found both to lie in the slot, so nothing overflows.
-        let end_of_a = first.0 + first.1 * size_of::<A>();
-        let end_of_b = second.0 + second.1 * size_of::<B>();
-        if first.0 < end_of_b && second.0 < end_of_a {
-            return Err(Error::new(
-                ErrorKind::Shape,
-                format!(
-                    "bytes {}..{end_of_a} and {}..{end_of_b} of a slot were asked for at once; they overlap",
-                    first.0, second.0
-                ),
-            ));
-        }
-        // SAFETY: as in `slice_mut`; it shares no byte with the other.
-        let a = unsafe { core::slice::from_raw_parts_mut(a, first.1) };
-        // SAFETY: as above.
-        let b = unsafe { core::slice::from_raw_parts_mut(b, second.1) };
-        Ok((a, b))
-    }
-
-    /// Makes the message that hands the slot over, with these words beside it.
-    #[must_use]
-    pub fn into_message(self, meta: [u64; META_WORDS]) -> Outgoing {
-        let mut payload = [0; PAYLOAD_WORDS];
-        payload[0] = u64::from(FORM_SLOT) | (self.held.line << 8);
-        payload[1] = self.held.generation;
-        payload[2..].copy_from_slice(&meta);
-        Outgoing {
-            payload,
-            pins: Pins(smallvec::SmallVec::from_iter([Pin {
-                held: self.held,
-                what: What::Slot,
-            }])),
-        }
-    }
-
-    /// The loan back out of a message that was not sent. `None` when the message names no slot of this ring, or a
-    /// slot that others have by now.
-    #[must_use]
-    pub fn from_message(mut message: Outgoing, slots: &Slots) -> Option<Self> {
-        let held = message
-            .pins
-            .take()
-            .into_iter()
-            .next()
-            .filter(|pin| pin.what == What::Slot && pin.held.is_sole())?
-            .held;
-        if !held.arena().is(slots.object().arena()) {
-            return None;
-        }
-        let slot = u32::try_from(held.line.checked_sub(slots.0.first / LINE)?).ok()?;
-        (slot < slots.count()).then(|| Self {
-            held,
-            slot,
-            slots: slots.clone(),
-        })
-    }
-}
-
-impl fmt::Debug for Loan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Loan of slot {} ({:?})", self.slot, self.held)
-    }
-}
-
-/// A slot that this process may read. Dropping it gives the slot back.
-pub struct Borrow {
-    held: Held,
-    slot: u32,
-    meta: [u64; META_WORDS],
-    slots: Slots,
-}
-
-impl Borrow {
-    /// Which slot it is.
-    #[must_use]
-    pub fn slot(&self) -> u32 {
-        self.slot
-    }
-
-    /// The words that came with it.
-    #[must_use]
-    pub fn meta(&self) -> &[u64; META_WORDS] {
-        &self.meta
-    }
-
-    /// `len` elements from byte `offset` of the slot.
-    ///
-    /// # Errors
-    /// `Shape` when they do not fit or are misaligned.
-    pub fn slice<T: Element>(&self, offset: usize, len: usize) -> Result<&[T]> {
-        let start = self.slots.range::<T>(self.slot, offset, len)?;
-        // SAFETY: in bounds and aligned (`range`); a published slot is only read until all who hold it let go; any
-        // bytes are a valid `T` (`Element`); the memory lives as long as `self.slots`.
-        Ok(unsafe { core::slice::from_raw_parts(start, len) })
-    }
-}
-
-impl Drop for Borrow {
-    fn drop(&mut self) {
-        crate::failpoint!("slot.released");
-    }
-}
-
-impl fmt::Debug for Borrow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Borrow of slot {} ({:?})", self.slot, self.held)
     }
 }
