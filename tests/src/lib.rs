@@ -23,3 +23,9 @@ pub struct Readme;
 #[doc = include_str!("../../docs/src/strategies.md")]
 #[derive(Debug)]
 pub struct Strategies;
+
+/// The page about tensors.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/tensors.md")]
+#[derive(Debug)]
+pub struct Tensors;

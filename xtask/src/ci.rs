@@ -1,7 +1,8 @@
 //! Run everything that has to pass before a change lands, each step with its time; the first failure ends it, with its name.
 //!
-//! The steps: formatting; clippy without warnings; tidy; the documentation without warnings; the loom models; and, last, so
-//! that the output ends with cargo test's closing lines, the tests as the README runs them. `.ci/run` calls this.
+//! The steps: formatting; clippy without warnings, also with none and with each small feature of `shm-core`; tidy; the
+//! documentation without warnings; the loom models; and, last, so that the output ends with cargo test's closing lines, the
+//! tests as the README runs them. `.ci/run` calls this.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use crate::{Result, loom, process, tidy};
 /// A name and what it does; what it returns is said in the summary.
 type Step = (&'static str, fn() -> Result<String>);
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     ("fmt", || passes(cargo(["fmt", "--all", "--check"]))),
     ("clippy", || {
         passes(cargo([
@@ -23,6 +24,7 @@ const STEPS: [Step; 6] = [
             "warnings",
         ]))
     }),
+    ("features", features),
     ("tidy", || tidy::run().map(|()| String::new())),
     ("doc", doc),
     ("loom", loom),
@@ -49,6 +51,24 @@ pub(crate) fn run() -> Result<()> {
 
 fn passes(command: std::process::Command) -> Result<String> {
     process::run(command).map(|()| String::new())
+}
+
+/// The workspace is checked with the small features of `shm-core` on, as its tests have them; here it is with none, and
+/// with each alone.
+fn features() -> Result<String> {
+    let small = ["", "dlpack", "ndarray", "safetensors"];
+    for feature in small {
+        let command = [
+            "clippy",
+            "--package",
+            "shm-core",
+            "--all-targets",
+            "--features",
+            feature,
+        ];
+        passes(cargo(command.into_iter().chain(["--", "-D", "warnings"])))?;
+    }
+    Ok(format!("{} sets", small.len()))
 }
 
 fn doc() -> Result<String> {

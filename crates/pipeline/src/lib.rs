@@ -15,6 +15,7 @@
 mod error;
 mod pipeline;
 mod ring;
+mod ring_end;
 mod run;
 mod slot;
 mod spec;

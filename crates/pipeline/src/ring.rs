@@ -13,10 +13,11 @@ use mp_queue::{Deadline, ErrorKind as QueueErrorKind, WaitPolicy};
 use serde::{Deserialize, Serialize};
 use shm_core::arena::Arena;
 use shm_core::clock::now_ns;
-use shm_core::object::{Array, End, LaneEnd, ObjectKind};
+use shm_core::object::{Array, ObjectKind};
 use shm_core::slots::Slots;
 
 use crate::error::{Error, Result};
+use crate::ring_end::RingEnd;
 use crate::slot::{Borrowed, Slot};
 use crate::spec::{Layout, TensorSpec};
 
@@ -111,48 +112,13 @@ pub fn ring_in(
         next: 0,
         timed: false,
     };
-    Ok((
-        producer,
-        Consumer {
-            end: consumers,
-            side,
-            seen_orphans: 0,
-            timed: false,
-        },
-    ))
-}
-
-/// One side of a ring: shared among replicas, or the one of a lane.
-#[derive(Debug, Serialize, Deserialize)]
-enum RingEnd {
-    Shared(End),
-    Lone(LaneEnd),
-}
-
-impl RingEnd {
-    fn of(channel: &Channel, index: u64) -> Result<Self> {
-        Ok(match channel.object().array(0) {
-            Array::Lane { .. } => Self::Lone(channel.object().lane_end(index)?),
-            _ => Self::Shared(channel.object().end(index)?),
-        })
-    }
-
-    /// One more share, where it can be shared.
-    fn try_clone(&self) -> Result<Self> {
-        match self {
-            Self::Shared(end) => Ok(Self::Shared(end.clone())),
-            Self::Lone(_) => Err(Error::invalid(
-                "a ring made for one producer and one consumer was to be shared by several; make it with Topology::Replicas",
-            )),
-        }
-    }
-
-    fn is_of(&self, channel: &Channel, index: u64) -> bool {
-        match self {
-            Self::Shared(end) => end.is_of(channel.object(), index),
-            Self::Lone(end) => end.is_of(channel.object(), index),
-        }
-    }
+    let consumer = Consumer {
+        end: consumers,
+        side,
+        seen_orphans: 0,
+        timed: false,
+    };
+    Ok((producer, consumer))
 }
 
 /// The writing side of a ring.

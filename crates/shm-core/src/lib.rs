@@ -31,6 +31,8 @@ pub mod cells;
 mod chunk;
 mod class;
 pub mod clock;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 pub mod error;
 pub mod event;
 pub mod failure;
@@ -47,6 +49,8 @@ pub mod object;
 pub mod participant;
 mod reap;
 pub mod room;
+#[cfg(feature = "safetensors")]
+pub mod safetensors;
 pub mod segment;
 pub mod slots;
 pub mod steps;
@@ -67,6 +71,6 @@ pub use arena::Arena;
 pub use error::{Error, ErrorKind, Result};
 pub use strategy::{Strategy, all_sharing_strategies, set_sharing_strategy, sharing_strategy};
 pub use tensor::{
-    Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements, MAX_DIMS, Number, Shape,
-    SharedTensor, Strided, Tensor, bf16, f16,
+    AliasedTensor, AtomicElement, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements,
+    ElementsMut, Integer, MAX_DIMS, Number, Shape, SharedTensor, Strided, Tensor, bf16, f16,
 };

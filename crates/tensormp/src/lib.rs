@@ -54,16 +54,21 @@ pub use mp_queue::{
     self, Barrier, Event, LaneReceiver, LaneSender, PutError, Queue, Receiver, Sender, pair,
 };
 pub use pipeline;
+#[cfg(feature = "dlpack")]
+pub use shm_core::dlpack;
+#[cfg(feature = "safetensors")]
+pub use shm_core::safetensors;
 pub use shm_core::{
-    self, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Shape, SharedTensor,
-    Strategy, Tensor, all_sharing_strategies, bf16, f16, set_sharing_strategy, sharing_strategy,
+    self, AliasedTensor, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Shape,
+    SharedTensor, Strategy, Tensor, all_sharing_strategies, bf16, f16, set_sharing_strategy,
+    sharing_strategy,
 };
 
 /// What most programs need: `use tensormp::prelude::*;`
 pub mod prelude {
     pub use crate::{
-        Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group, LaneReceiver, LaneSender,
-        Process, Queue, Receiver, Sender, Shape, SharedTensor, SpawnContext, Stdin, Tensor, bf16,
-        f16, pair, spawn,
+        AliasedTensor, Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group, LaneReceiver,
+        LaneSender, Process, Queue, Receiver, Sender, Shape, SharedTensor, SpawnContext, Stdin,
+        Tensor, bf16, f16, pair, spawn,
     };
 }

@@ -13,6 +13,26 @@ const ALLOWED: &[(&str, &str)] = &[
         "asks cudarc whether there is a driver library before any call that would panic without",
     ),
     (
+        "crates/shm-core/src/dlpack/export.rs",
+        "boxes what C code holds until it calls the deleter",
+    ),
+    (
+        "crates/shm-core/src/dlpack/import.rs",
+        "reads what a C struct of another library points to",
+    ),
+    (
+        "crates/shm-core/src/dlpack/mod.rs",
+        "owns a C struct, and calls its deleter",
+    ),
+    (
+        "crates/shm-core/src/dlpack/sys.rs",
+        "the type of a C function",
+    ),
+    (
+        "crates/shm-core/src/dlpack/tests.rs",
+        "hands out C structs as another library would",
+    ),
+    (
         "crates/shm-core/src/participant/lock.rs",
         "OFD locks, which rustix does not have",
     ),
@@ -33,12 +53,32 @@ const ALLOWED: &[(&str, &str)] = &[
         "slices of slots, which one loan or any number of borrows have",
     ),
     (
+        "crates/shm-core/src/slots/mod.rs",
+        "addresses of slots within their memory",
+    ),
+    (
         "crates/shm-core/src/storage.rs",
         "copies bytes into and out of message blocks; a block's handle crosses threads",
     ),
     (
         "crates/shm-core/src/strategy/file_system/exit.rs",
         "registers the exit handler by which the last process removes a named arena",
+    ),
+    (
+        "crates/shm-core/src/sync.rs",
+        "a prefetch of a line that is about to be written",
+    ),
+    (
+        "crates/shm-core/src/tensor/aliased.rs",
+        "passes on the slices that the caller answers for",
+    ),
+    (
+        "crates/shm-core/src/tensor/aliased/tests.rs",
+        "takes slices of aliased tensors",
+    ),
+    (
+        "crates/shm-core/src/tensor/atomic.rs",
+        "an element as the integer of its atomic",
     ),
     (
         "crates/shm-core/src/tensor/dynamic.rs",
@@ -53,8 +93,16 @@ const ALLOWED: &[(&str, &str)] = &[
         "calls what places a received storage in a tensor",
     ),
     (
+        "crates/shm-core/src/tensor/ndarray.rs",
+        "places a storage in a tensor with strides that no view makes, to test them",
+    ),
+    (
         "crates/shm-core/src/tensor/placed.rs",
         "slices of tensors, from a storage and a checked geometry",
+    ),
+    (
+        "crates/shm-core/src/tensor/racy.rs",
+        "a slice of atomics over a storage, from a checked geometry",
     ),
     (
         "crates/shm-core/src/tensor/shared.rs",
@@ -83,6 +131,10 @@ const ALLOWED: &[(&str, &str)] = &[
     (
         "crates/spawn/tests/processes/support.rs",
         "a host that ignores SIGCHLD",
+    ),
+    (
+        "tests/tests/tensors/dlpack.rs",
+        "hands C structs to another library and back",
     ),
 ];
 

@@ -12,7 +12,9 @@ use crate::tensor::placed::Placed;
 use crate::tensor::shape::Shape;
 use crate::tensor::shared::SharedTensor;
 use crate::tensor::strided::Strided;
+use crate::tensor::view::view_methods;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::borrow::Cow;
 use std::fmt;
 
 /// A [`Tensor`] or a [`SharedTensor`] of some element type.
@@ -44,9 +46,17 @@ impl DynTensor {
     /// # Errors
     /// As for [`Tensor::zeros`].
     pub fn zeros_in(arena: &Arena, dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
-        let mut placed = Placed::allocate(arena, Geometry::contiguous(dtype, shape)?)?;
-        placed.bytes_mut()?.fill(0); // all bits zero is zero for each element type
-        Ok(DynTensor(placed))
+        let mut tensor = Self::uninit_in(arena, dtype, shape)?;
+        tensor.as_bytes_mut()?.fill(0); // all bits zero is zero for each element type
+        Ok(tensor)
+    }
+
+    /// A tensor to be overwritten, in this arena: its elements are unspecified, as those of [`Tensor::uninit`].
+    ///
+    /// # Errors
+    /// As for [`Tensor::zeros`].
+    pub fn uninit_in(arena: &Arena, dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
+        Placed::allocate(arena, Geometry::contiguous(dtype, shape)?).map(DynTensor)
     }
 
     /// The element type.
@@ -152,6 +162,91 @@ impl DynTensor {
     pub fn try_clone(&self) -> Result<DynTensor> {
         self.0.share(*self.0.geometry()).map(DynTensor)
     }
+
+    /// Whether both lie in one block, as views of one tensor do, also after they were sent together.
+    pub fn same_storage(&self, other: &DynTensor) -> bool {
+        let (ours, theirs) = (self.0.storage(), other.0.storage());
+        ours.id() == theirs.id() && ours.as_ptr() == theirs.as_ptr()
+    }
+
+    /// The bytes of all elements in row-major order; borrowed if they lie so, else a copy.
+    ///
+    /// ```
+    /// let tensor = shm_core::Tensor::from_slice([2, 2], &[1_u8, 2, 3, 4])?;
+    /// let tensor = shm_core::DynTensor::from(tensor.freeze());
+    /// assert_eq!(*tensor.to_bytes(), [1, 2, 3, 4]);
+    /// assert_eq!(*tensor.transpose(0, 1)?.to_bytes(), [1, 3, 2, 4]);
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
+    pub fn to_bytes(&self) -> Cow<'_, [u8]> {
+        if let Ok(bytes) = self.as_bytes() {
+            return Cow::Borrowed(bytes);
+        }
+        let geometry = self.0.geometry();
+        let (size, start) = (geometry.dtype().size(), geometry.byte_span().start);
+        let span = self.0.span_bytes();
+        let mut bytes = Vec::with_capacity(geometry.packed_bytes());
+        for index in geometry.indices() {
+            let at = index * size - start;
+            bytes.extend_from_slice(&span[at..at + size]);
+        }
+        Cow::Owned(bytes)
+    }
+
+    /// What `f` makes of the elements, which are of type `T`.
+    ///
+    /// # Errors
+    /// When they are of another type.
+    #[cfg(feature = "candle")]
+    pub(super) fn with_elements<T: Element, R>(
+        &self,
+        f: impl FnOnce(&[usize], Cow<'_, [T]>) -> R,
+    ) -> Result<R> {
+        self.0.expect::<T>()?;
+        let geometry = self.0.geometry();
+        let elements = match self.0.slice() {
+            Ok(slice) => Cow::Borrowed(slice),
+            Err(_) => {
+                let (span, first) = (self.0.span()?, geometry.byte_span().start / size_of::<T>());
+                geometry
+                    .indices()
+                    .map(|index| span[index - first])
+                    .collect()
+            }
+        };
+        Ok(f(geometry.shape(), elements))
+    }
+
+    /// The storage of a shared tensor as elements of any type.
+    #[cfg(feature = "safetensors")]
+    pub(crate) fn reinterpreted(&self, geometry: Geometry) -> Result<DynTensor> {
+        self.0.share(geometry).map(DynTensor)
+    }
+
+    fn view(&self, geometry: impl FnOnce(&Geometry) -> Result<Geometry>) -> Result<Self> {
+        self.0.share(geometry(self.0.geometry())?).map(DynTensor)
+    }
+
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn placed(&self) -> &Placed {
+        &self.0
+    }
+}
+
+/// Views of a shared tensor, which share its storage. An exclusive one has none, as its elements have one owner: each of
+/// these is an error then that says so; [`freeze`](DynTensor::freeze) it first, or
+/// [`downcast`](DynTensor::downcast) it to change its own shape.
+///
+/// ```
+/// use shm_core::{DynTensor, Tensor};
+///
+/// let image = DynTensor::from(Tensor::arange(0, 12, 1)?.into_reshaped([3, 4])?).freeze();
+/// let column = image.select(1, 2)?;
+/// assert_eq!(column.downcast_shared::<i32>()?.to_vec(), [2, 6, 10]);
+/// # Ok::<(), shm_core::Error>(())
+/// ```
+impl DynTensor {
+    view_methods!();
 }
 
 impl<T: Element> From<Tensor<T>> for DynTensor {
@@ -318,6 +413,44 @@ mod tests {
                 && tensor.as_slice::<u8>().is_err()
                 && !tensor.is_contiguous()
         );
+    }
+
+    #[test]
+    fn views_of_a_shared_one_are_those_of_its_typed_self() {
+        let typed = Tensor::arange(0_u16, 24, 1).unwrap();
+        let typed = typed.into_reshaped([2, 3, 4]).unwrap().freeze();
+        let tensor = DynTensor::from(typed.clone());
+        let pairs = [
+            (tensor.narrow(1, 1, 2), typed.narrow(1, 1, 2)),
+            (tensor.slice(2, 1.., 2), typed.slice(2, 1.., 2)),
+            (tensor.select(0, 1), typed.select(0, 1)),
+            (tensor.transpose(0, 2), typed.transpose(0, 2)),
+            (tensor.permute(&[2, 0, 1]), typed.permute(&[2, 0, 1])),
+            (tensor.reshape([4, 6]), typed.reshape([4, 6])),
+            (tensor.unsqueeze(1), typed.unsqueeze(1)),
+            (tensor.squeeze(1), typed.squeeze(1)),
+            (tensor.expand([2, 2, 3, 4]), typed.expand([2, 2, 3, 4])),
+        ];
+        for (view, wanted) in pairs {
+            let (view, wanted) = (view.unwrap(), wanted.unwrap());
+            assert!(view.same_storage(&tensor));
+            let wanted_bytes: Vec<u8> = wanted.iter().flat_map(u16::to_ne_bytes).collect();
+            assert_eq!(*view.to_bytes(), wanted_bytes);
+            let view = view.downcast_shared::<u16>().unwrap();
+            assert_eq!(
+                (view.shape(), view.strides()),
+                (wanted.shape(), wanted.strides())
+            );
+        }
+        assert_eq!(tensor.select(3, 0).unwrap_err().kind(), &ErrorKind::Shape);
+    }
+
+    #[test]
+    fn an_exclusive_one_has_no_views() {
+        let tensor = DynTensor::zeros(Dtype::F32, [2, 2]).unwrap();
+        let error = tensor.select(0, 0).unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::WrongMode);
+        assert!(error.to_string().contains("freeze()"), "{error}");
     }
 
     #[test]

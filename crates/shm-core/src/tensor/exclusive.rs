@@ -2,11 +2,14 @@
 
 use crate::error::Result;
 use crate::message;
+use crate::tensor::aliased::AliasedTensor;
 use crate::tensor::element::Element;
+use crate::tensor::geometry::Geometry;
 use crate::tensor::placed::Placed;
 use crate::tensor::shape::Shape;
 use crate::tensor::shared::SharedTensor;
 use crate::tensor::strided::Strided;
+use crate::tensor::walk::ElementsMut;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::ops::Deref;
@@ -82,6 +85,21 @@ impl<T: Element> Tensor<T> {
         debug_assert!(filled.is_ok(), "{filled:?}");
     }
 
+    /// The elements in row-major order, to write; works for all strides.
+    ///
+    /// ```
+    /// let mut tensor = shm_core::Tensor::from_slice([2, 2], &[1, 2, 3, 4])?;
+    /// tensor.transpose(0, 1)?;
+    /// for (number, element) in tensor.iter_mut().enumerate() {
+    ///     *element += 10 * number as i32;
+    /// }
+    /// assert_eq!(tensor.to_vec(), [1, 13, 22, 34]);
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
+    pub fn iter_mut(&mut self) -> ElementsMut<'_, T> {
+        ElementsMut::new(self.0.placed_mut())
+    }
+
     /// Gives up writing, so that any number of processes can read.
     ///
     /// ```
@@ -92,6 +110,19 @@ impl<T: Element> Tensor<T> {
     /// ```
     pub fn freeze(self) -> SharedTensor<T> {
         SharedTensor::new(self.0.map(Placed::freeze))
+    }
+
+    /// Gives up being the only one, so that any number of processes can read and write at the same time.
+    ///
+    /// ```
+    /// let counts = shm_core::Tensor::<u32>::zeros(3)?.alias();
+    /// let second = counts.clone(); // the same elements
+    /// second.fetch_add(&[1], 5)?;
+    /// assert_eq!(counts.to_vec(), [0, 5, 0]);
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
+    pub fn alias(self) -> AliasedTensor<T> {
+        AliasedTensor::over(self)
     }
 
     /// The same elements in the same order in another shape, from now on. Never copies.
@@ -108,8 +139,7 @@ impl<T: Element> Tensor<T> {
     /// # Ok::<(), shm_core::Error>(())
     /// ```
     pub fn reshape(&mut self, shape: impl Into<Shape>) -> Result<()> {
-        let geometry = self.0.placed().geometry().reshape(shape)?;
-        self.0.placed_mut().set_geometry(geometry)
+        self.change(|geometry| geometry.reshape(shape))
     }
 
     /// As [`reshape`](Tensor::reshape), for a chain of calls.
@@ -132,8 +162,7 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// When there is no such dimension.
     pub fn transpose(&mut self, a: usize, b: usize) -> Result<()> {
-        let geometry = self.0.placed().geometry().transpose(a, b)?;
-        self.0.placed_mut().set_geometry(geometry)
+        self.change(|geometry| geometry.transpose(a, b))
     }
 
     /// Dimension `order[i]` becomes dimension `i`, from now on. Never copies.
@@ -141,8 +170,46 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// When `order` does not name each dimension once.
     pub fn permute(&mut self, order: &[usize]) -> Result<()> {
-        let geometry = self.0.placed().geometry().permute(order)?;
-        self.0.placed_mut().set_geometry(geometry)
+        self.change(|geometry| geometry.permute(order))
+    }
+
+    /// Loses dimension `dim`, from now on, if its length is 1; else nothing changes, as in torch.
+    ///
+    /// # Errors
+    /// When there is no such dimension.
+    pub fn squeeze(&mut self, dim: usize) -> Result<()> {
+        self.change(|geometry| geometry.squeeze(dim))
+    }
+
+    /// Gets a dimension of length 1 before dimension `dim`, or after the last, from now on.
+    ///
+    /// # Errors
+    /// When `dim` is beyond that, or there are [`MAX_DIMS`](crate::MAX_DIMS) already.
+    ///
+    /// ```
+    /// let mut image = shm_core::Tensor::<u8>::zeros([3, 480, 640])?;
+    /// image.unsqueeze(0)?; // a batch of one
+    /// assert_eq!(image.shape(), [1, 3, 480, 640]);
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
+    pub fn unsqueeze(&mut self, dim: usize) -> Result<()> {
+        self.change(|geometry| geometry.unsqueeze(dim))
+    }
+
+    /// Keeps only `length` elements from `start` in dimension `dim`, from now on. The others stay in the block, which is
+    /// held as a whole, but cannot be reached any more.
+    ///
+    /// # Errors
+    /// When there is no such dimension, or it is shorter; then the tensor is as before.
+    ///
+    /// ```
+    /// let mut batch = shm_core::Tensor::arange(0, 32, 1)?.into_reshaped([8, 4])?;
+    /// batch.narrow(0, 0, 5)?; // the last batch is not full
+    /// assert_eq!((batch.shape(), batch.is_contiguous()), (&[5, 4][..], true));
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
+    pub fn narrow(&mut self, dim: usize, start: usize, length: usize) -> Result<()> {
+        self.change(|geometry| geometry.narrow(dim, start, length))
     }
 
     /// Moves the elements into row-major order, if they are not, in a new block of the same arena.
@@ -165,8 +232,27 @@ impl<T: Element> Tensor<T> {
         Ok(())
     }
 
+    fn change(&mut self, change: impl FnOnce(&Geometry) -> Result<Geometry>) -> Result<()> {
+        let geometry = change(self.0.placed().geometry())?;
+        self.0.placed_mut().set_geometry(geometry)
+    }
+
+    #[cfg(feature = "ndarray")]
+    pub(super) fn placed_mut(&mut self) -> &mut Placed {
+        self.0.placed_mut()
+    }
+
     pub(crate) fn into_placed(self) -> Placed {
         self.0.into_placed()
+    }
+}
+
+impl<'a, T: Element> IntoIterator for &'a mut Tensor<T> {
+    type Item = &'a mut T;
+    type IntoIter = ElementsMut<'a, T>;
+
+    fn into_iter(self) -> ElementsMut<'a, T> {
+        self.iter_mut()
     }
 }
 
@@ -216,7 +302,7 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::line::Mode;
     use crate::storage::Storage;
-    use crate::tensor::{Dtype, Geometry};
+    use crate::tensor::Dtype;
     use crate::{Arena, Result};
 
     fn matrix() -> Tensor<i32> {
@@ -279,6 +365,23 @@ mod tests {
             text.contains("[1, 3]") && text.contains("contiguous"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_tensor_that_keeps_a_part_of_itself_is_still_exclusive() {
+        let mut tensor = matrix();
+        tensor.narrow(1, 1, 2).unwrap();
+        assert!(tensor.narrow(0, 1, 2).is_err() && !tensor.is_contiguous());
+        tensor.fill(0);
+        tensor.unsqueeze(0).unwrap();
+        assert_eq!(
+            (tensor.shape(), tensor.to_vec()),
+            (&[1, 2, 2][..], vec![0; 4])
+        );
+        tensor.squeeze(0).unwrap();
+        let tensor: Tensor<i32> = message::send(tensor).unwrap();
+        assert_eq!((tensor.shape(), tensor.offset()), (&[2, 2][..], 1));
+        assert!(tensor.freeze().try_thaw().is_ok());
     }
 
     #[test]

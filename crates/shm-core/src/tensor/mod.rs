@@ -2,8 +2,9 @@
 //!
 //! Who may touch a tensor's elements is decided by its type, across processes as the borrow checker does within one:
 //! a [`Tensor`] is the only one that can reach its elements and may write them; a [`SharedTensor`] can be cloned, sent to
-//! any number of processes and cut into views, and is read only. [`DynTensor`] is either of them with its element type
-//! known at run time only. What both can do for a reader is in [`Strided`].
+//! any number of processes and cut into views, and is read only. An [`AliasedTensor`] can be cloned and sent as well, and
+//! all its holders write it at the same time, by atomics. [`DynTensor`] is either of the first two with its element type
+//! known at run time only. What those can do for a reader is in [`Strided`].
 //!
 //! ```
 //! use shm_core::{SharedTensor, Tensor};
@@ -17,8 +18,13 @@
 //! # Ok::<(), shm_core::Error>(())
 //! ```
 //!
-//! How elements lie in a block (shape, strides, offset) is the business of `geometry` and `view`; `placed` alone turns it into references.
+//! How elements lie in a block (shape, strides, offset) is the business of `geometry` and `view`; `placed` alone turns it
+//! into references, and `racy` into atomics.
 
+mod aliased;
+mod atomic;
+#[cfg(feature = "candle")]
+mod candle;
 mod create;
 mod dtype;
 mod dynamic;
@@ -28,13 +34,18 @@ mod exclusive;
 mod geometry;
 #[cfg(test)]
 mod model;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 mod placed;
+mod racy;
 mod shape;
 mod shared;
 mod strided;
 mod view;
 mod walk;
 
+pub use aliased::AliasedTensor;
+pub use atomic::{AtomicElement, Integer};
 pub use dtype::Dtype;
 pub use dynamic::DynTensor;
 pub use element::{Bool, Complex64, Complex128, Element, Number, bf16, f16};
@@ -43,4 +54,4 @@ pub(crate) use geometry::Geometry;
 pub use shape::{MAX_DIMS, Shape};
 pub use shared::SharedTensor;
 pub use strided::Strided;
-pub use walk::Elements;
+pub use walk::{Elements, ElementsMut};

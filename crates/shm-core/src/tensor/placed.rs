@@ -82,11 +82,7 @@ impl Placed {
 
     /// Whether another geometry over the same storage keeps the invariants.
     fn check(&self, geometry: &Geometry) -> Result<()> {
-        // A null pointer has no lowest bit and gets an alignment of 0, which is refused.
-        let align = 1_usize
-            .checked_shl(self.storage.as_ptr().addr().trailing_zeros())
-            .unwrap_or(0);
-        geometry.check(self.storage.len(), align)?;
+        check_place(&self.storage, geometry)?;
         if self.exclusive && geometry.may_overlap() {
             return Err(Error::shape(format!(
                 "the strides {:?} of shape {:?} name some elements more than once; such a tensor can be shared for reading \
@@ -175,9 +171,41 @@ impl Placed {
         Ok(self)
     }
 
+    /// Takes an exclusive one apart, for its storage to be held in another way.
+    pub(super) fn into_parts(self) -> (Storage, Geometry) {
+        debug_assert!(self.exclusive, "a shared storage was to be taken over");
+        (self.storage, self.geometry)
+    }
+
+    /// The exclusive or the first shared holder of a storage that was aliased, if nobody else, in any process or
+    /// message, holds it; else its parts again.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the holder itself comes back, which is no error to be passed far"
+    )]
+    pub(super) fn reclaim(
+        storage: Storage,
+        geometry: Geometry,
+        mode: Mode,
+    ) -> Result<Placed, (Storage, Geometry)> {
+        let exclusive = mode == Mode::Exclusive;
+        // As in `try_thaw`: ours is the only handle, and it is here by value.
+        if (exclusive && geometry.may_overlap()) || !storage.try_thaw() {
+            return Err((storage, geometry));
+        }
+        if !exclusive {
+            storage.freeze();
+        }
+        Ok(Placed {
+            storage,
+            geometry,
+            exclusive,
+        })
+    }
+
     /// An error that names both types unless the elements are of type `T`.
     pub(crate) fn expect<T: Element>(&self) -> Result<()> {
-        expect(T::DTYPE, self.geometry.dtype())
+        check_dtype(T::DTYPE, self.geometry.dtype())
     }
 
     /// The elements, if they are of type `T` and lie in order without gaps.
@@ -219,13 +247,51 @@ impl Placed {
         Ok(unsafe { std::slice::from_raw_parts_mut(first, self.geometry.packed_bytes()) })
     }
 
-    /// The element at `index` in the storage.
+    /// The part of the storage from the lowest to the highest element, what lies between them included.
+    #[cfg(any(feature = "candle", feature = "ndarray"))]
+    pub(crate) fn span<T: Element>(&self) -> Result<&[T]> {
+        self.expect::<T>()?;
+        let count = self.geometry.byte_span().len() / size_of::<T>();
+        let first = self.first::<T>();
+        // SAFETY: the span lies in the storage by `check`, and all of the storage is initialised and follows the rules
+        // at the top, not only the elements. Else as in `slice`.
+        Ok(unsafe { std::slice::from_raw_parts(first, count) })
+    }
+
+    /// As `span`, to write, if this is exclusive.
+    #[cfg(feature = "ndarray")]
+    pub(crate) fn span_mut<T: Element>(&mut self) -> Result<&mut [T]> {
+        self.expect::<T>()?;
+        self.expect_exclusive()?;
+        let count = self.geometry.byte_span().len() / size_of::<T>();
+        let first = self.first::<T>();
+        // SAFETY: bounds as in `span`, exclusive as in `slice_mut`: nobody else reaches any part of the storage.
+        Ok(unsafe { std::slice::from_raw_parts_mut(first, count) })
+    }
+
+    /// The bytes of `span`, whatever the type.
+    pub(crate) fn span_bytes(&self) -> &[u8] {
+        let first = self.first_byte();
+        // SAFETY: as in `span`.
+        unsafe { std::slice::from_raw_parts(first, self.geometry.byte_span().len()) }
+    }
+
+    /// Where the element at `index` in the storage lies.
     ///
     /// # Safety
     /// `index` is one of `self.geometry().indices()` (which `index_of` also returns), and the dtype is that of `T`.
-    pub(crate) unsafe fn read<T: Element>(&self, index: usize) -> T {
+    pub(super) unsafe fn element<T: Element>(&self, index: usize) -> *mut T {
         // SAFETY: the caller names an element, and all of them lie within the storage by `check`.
-        let at = unsafe { self.storage.as_ptr().cast::<T>().add(index) };
+        unsafe { self.storage.as_ptr().cast::<T>().add(index) }
+    }
+
+    /// The element at `index` in the storage.
+    ///
+    /// # Safety
+    /// As for `element`.
+    pub(crate) unsafe fn read<T: Element>(&self, index: usize) -> T {
+        // SAFETY: the caller keeps the same contract.
+        let at = unsafe { self.element::<T>(index) };
         // SAFETY: aligned and initialised (see the top); nobody writes while `self` is borrowed, as in `slice`.
         unsafe { at.read() }
     }
@@ -267,10 +333,10 @@ impl Placed {
     /// Writes the element at `index` in the storage.
     ///
     /// # Safety
-    /// As for `read`, and this is exclusive.
+    /// As for `element`, and this is exclusive.
     unsafe fn write<T: Element>(&mut self, index: usize, value: T) {
-        // SAFETY: the caller names an element, and all of them lie within the storage by `check`.
-        let at = unsafe { self.storage.as_ptr().cast::<T>().add(index) };
+        // SAFETY: the caller keeps the same contract.
+        let at = unsafe { self.element::<T>(index) };
         // SAFETY: aligned and in bounds; as the only `Placed` of the storage is borrowed mutably, nobody else looks.
         unsafe { at.write(value) }
     }
@@ -308,7 +374,7 @@ impl Placed {
     }
 }
 
-fn expect(expected: Dtype, found: Dtype) -> Result<()> {
+pub(super) fn check_dtype(expected: Dtype, found: Dtype) -> Result<()> {
     if expected == found {
         Ok(())
     } else {
@@ -316,13 +382,22 @@ fn expect(expected: Dtype, found: Dtype) -> Result<()> {
     }
 }
 
-fn check_mode(storage: &Storage, wanted: Mode) -> Result<()> {
+/// Whether the elements lie in the storage, and are aligned.
+pub(super) fn check_place(storage: &Storage, geometry: &Geometry) -> Result<()> {
+    // A null pointer has no lowest bit and gets an alignment of 0, which is refused.
+    let align = 1_usize
+        .checked_shl(storage.as_ptr().addr().trailing_zeros())
+        .unwrap_or(0);
+    geometry.check(storage.len(), align)
+}
+
+pub(super) fn check_mode(storage: &Storage, wanted: Mode) -> Result<()> {
     let found = storage.mode();
     if found == wanted {
         return Ok(());
     }
     Err(Error::mode(format!(
         "a tensor in mode {wanted:?} was expected, but its block is in mode {found:?}; receive a Tensor where one was sent, a \
-         SharedTensor where that was, and a DynTensor for either"
+         SharedTensor or an AliasedTensor where that was, and a DynTensor for either of the first two"
     )))
 }

@@ -45,6 +45,15 @@ impl<T: Element> Strided<T> {
         })
     }
 
+    /// Elements that are known to be of type `T`.
+    pub(super) fn of(placed: Placed) -> Self {
+        debug_assert!(placed.expect::<T>().is_ok(), "elements of another type");
+        Strided {
+            placed,
+            element: PhantomData,
+        }
+    }
+
     /// The lengths of the dimensions, outermost first; empty for a scalar.
     pub fn shape(&self) -> &[usize] {
         self.placed.geometry().shape()

@@ -274,6 +274,90 @@ impl Geometry {
     }
 }
 
+/// The views of a tensor type as methods; each of them hands a change of geometry to the type's own `view`.
+macro_rules! view_methods {
+    () => {
+        /// `length` elements from `start` in dimension `dim`.
+        ///
+        /// # Errors
+        /// When there is no such dimension, or it is shorter.
+        pub fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
+            self.view(|geometry| geometry.narrow(dim, start, length))
+        }
+
+        /// Every `step`-th element of a range in dimension `dim`; as `[start:end:step]` in Python, from the left.
+        ///
+        /// # Errors
+        /// When there is no such dimension, the range does not lie in it, or `step` is 0.
+        pub fn slice(
+            &self,
+            dim: usize,
+            range: impl std::ops::RangeBounds<usize>,
+            step: usize,
+        ) -> Result<Self> {
+            self.view(|geometry| geometry.slice(dim, range, step))
+        }
+
+        /// The part at `index` in dimension `dim`, with one dimension less.
+        ///
+        /// # Errors
+        /// When there is no such dimension or index.
+        pub fn select(&self, dim: usize, index: usize) -> Result<Self> {
+            self.view(|geometry| geometry.select(dim, index))
+        }
+
+        /// With dimensions `a` and `b` in each other's place.
+        ///
+        /// # Errors
+        /// When there is no such dimension.
+        pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
+            self.view(|geometry| geometry.transpose(a, b))
+        }
+
+        /// With dimension `order[i]` as dimension `i`.
+        ///
+        /// # Errors
+        /// When `order` does not name each dimension once.
+        pub fn permute(&self, order: &[usize]) -> Result<Self> {
+            self.view(|geometry| geometry.permute(order))
+        }
+
+        /// The same elements in the same order in another shape; never a copy.
+        ///
+        /// # Errors
+        /// When the shape has another number of elements, or no strides could express it.
+        pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
+            self.view(|geometry| geometry.reshape(shape))
+        }
+
+        /// Without dimension `dim` if its length is 1; else the same, as in torch.
+        ///
+        /// # Errors
+        /// When there is no such dimension.
+        pub fn squeeze(&self, dim: usize) -> Result<Self> {
+            self.view(|geometry| geometry.squeeze(dim))
+        }
+
+        /// With a dimension of length 1 before dimension `dim`, or after the last.
+        ///
+        /// # Errors
+        /// When `dim` is beyond that, or there are [`MAX_DIMS`](crate::MAX_DIMS) already.
+        pub fn unsqueeze(&self, dim: usize) -> Result<Self> {
+            self.view(|geometry| geometry.unsqueeze(dim))
+        }
+
+        /// Dimensions of length 1, and new ones on the left, repeat to fill `shape`: each element is then at many
+        /// positions, and is there once.
+        ///
+        /// # Errors
+        /// When the lengths, matched from the right, differ where the length is not 1.
+        pub fn expand(&self, shape: impl Into<Shape>) -> Result<Self> {
+            self.view(|geometry| geometry.expand(shape))
+        }
+    };
+}
+pub(super) use view_methods;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,12 +1,15 @@
 //! Walking over the elements of a tensor in row-major order, whatever its strides.
 
 use crate::tensor::element::Element;
+use crate::tensor::exclusive::Tensor;
 use crate::tensor::geometry::Geometry;
 use crate::tensor::placed::Placed;
 use crate::tensor::shape::MAX_DIMS;
+use crate::tensor::shared::SharedTensor;
 use crate::tensor::strided::Strided;
 use std::fmt;
 use std::iter::FusedIterator;
+use std::marker::PhantomData;
 
 /// The index in the storage of each element, in row-major order.
 #[derive(Clone, Debug)]
@@ -132,5 +135,118 @@ impl<T: Element> fmt::Debug for Elements<'_, T> {
         f.debug_struct("Elements")
             .field("left", &self.len())
             .finish_non_exhaustive()
+    }
+}
+
+/// By value, as [`Strided::iter`] has it.
+impl<'a, T: Element> IntoIterator for &'a Strided<T> {
+    type Item = T;
+    type IntoIter = Elements<'a, T>;
+
+    fn into_iter(self) -> Elements<'a, T> {
+        self.iter()
+    }
+}
+
+/// By value, as [`Strided::iter`] has it.
+///
+/// ```
+/// let tensor = shm_core::Tensor::arange(0, 4, 1)?;
+/// let mut sum = 0;
+/// for element in &tensor {
+///     sum += element;
+/// }
+/// assert_eq!(sum, 6);
+/// # Ok::<(), shm_core::Error>(())
+/// ```
+impl<'a, T: Element> IntoIterator for &'a Tensor<T> {
+    type Item = T;
+    type IntoIter = Elements<'a, T>;
+
+    fn into_iter(self) -> Elements<'a, T> {
+        self.iter()
+    }
+}
+
+/// By value, as [`Strided::iter`] has it.
+impl<'a, T: Element> IntoIterator for &'a SharedTensor<T> {
+    type Item = T;
+    type IntoIter = Elements<'a, T>;
+
+    fn into_iter(self) -> Elements<'a, T> {
+        self.iter()
+    }
+}
+
+/// The elements of a tensor in row-major order, to write; made by [`Tensor::iter_mut`].
+pub struct ElementsMut<'a, T> {
+    /// Borrowed mutably for `'a`, though the type does not say so: `elements` does.
+    placed: &'a Placed,
+    indices: Indices<'a>,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T: Element> ElementsMut<'a, T> {
+    /// The elements of `placed` are of type `T`, and it is exclusive, as those of a `Tensor<T>` are.
+    pub(super) fn new(placed: &'a mut Placed) -> Self {
+        debug_assert!(placed.is_exclusive() && placed.expect::<T>().is_ok());
+        let placed = &*placed;
+        ElementsMut {
+            placed,
+            indices: placed.geometry().indices(),
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<'a, T: Element> Iterator for ElementsMut<'a, T> {
+    type Item = &'a mut T;
+
+    fn next(&mut self) -> Option<&'a mut T> {
+        let index = self.indices.next()?;
+        // SAFETY: the index comes from the geometry of `placed`, whose elements are of type `T`.
+        let element = unsafe { self.placed.element::<T>(index) };
+        // SAFETY: aligned, in bounds and initialised (see `placed`). The one `Placed` of the storage was borrowed
+        // mutably for `'a`, so nobody else reaches the element; and an exclusive geometry names no element twice, so
+        // the walk hands out each of them once.
+        Some(unsafe { &mut *element })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.indices.size_hint()
+    }
+}
+
+impl<T: Element> ExactSizeIterator for ElementsMut<'_, T> {}
+impl<T: Element> FusedIterator for ElementsMut<'_, T> {}
+
+impl<T> fmt::Debug for ElementsMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ElementsMut")
+            .field("left", &self.indices.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_element_is_written_once_in_order_whatever_the_strides() {
+        let mut tensor = Tensor::from_slice([2, 3], &[1, 2, 3, 4, 5, 6]).unwrap();
+        tensor.transpose(0, 1).unwrap();
+        let mut elements = tensor.iter_mut();
+        assert_eq!(elements.len(), 6);
+        let first = elements.next().unwrap();
+        let second = elements.next().unwrap();
+        std::mem::swap(first, second); // two at once
+        for element in &mut tensor {
+            *element *= 10;
+        }
+        assert_eq!(tensor.to_vec(), [40, 10, 20, 50, 30, 60]);
+        assert_eq!((&tensor).into_iter().sum::<i32>(), 210);
+        let shared = tensor.freeze();
+        assert!((&shared).into_iter().eq(shared.iter()));
     }
 }

@@ -405,7 +405,7 @@ impl References {
             let mine = steps::reaper_word(owner(process, 0), dead.owner());
             let seen = there().then(|| word.load(SeqCst));
             return seen.is_some_and(|seen| {
-                let at_it = seen != 0 && seen != mine && seen >> 32 == dead.epoch.into();
+                let at_it = seen != 0 && seen != mine && seen >> 32 == u64::from(dead.epoch);
                 let there_is = owner((seen as u16).wrapping_sub(1).into(), 0);
                 !(at_it && is_alive(there_is))
                     && word.compare_exchange(seen, mine, SeqCst, SeqCst).is_ok()
