@@ -18,14 +18,14 @@ pub use receipts::{Account, Pen, Receipts, Writer};
 #[derive(Debug)]
 pub struct Readme;
 
-/// How an arena's file comes to be, and names.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/src/strategies.md")]
-#[derive(Debug)]
-pub struct Strategies;
-
 /// The page about tensors.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/tensors.md")]
 #[derive(Debug)]
 pub struct Tensors;
+
+/// How an arena's file comes to be, and names.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/strategies.md")]
+#[derive(Debug)]
+pub struct Strategies;

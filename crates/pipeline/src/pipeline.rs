@@ -15,6 +15,9 @@ use crate::stage::Stage;
 /// Slots between two steps where nothing else is said.
 const SLOTS: u32 = 8;
 
+/// Processes that an arena has room for beside this one.
+const PROCESSES_MAX: usize = 4094;
+
 type Add = Box<dyn FnOnce(&mut Group<Outcome>, Process, Joints) -> spawn::Result<()>>;
 
 /// What a step is connected to.
@@ -210,7 +213,10 @@ impl Pipeline {
     #[track_caller]
     pub fn start(self) -> Result<Running> {
         self.check()?;
-        let total: usize = self.steps.iter().map(|step| step.replicas).sum();
+        let total = self
+            .steps
+            .iter()
+            .fold(0, |sum: usize, step| sum.saturating_add(step.replicas));
         let start = Barrier::new(
             u32::try_from(total)
                 .map_err(|_| Error::invalid(format!("{total} processes were asked for")))?,
@@ -265,6 +271,12 @@ impl Pipeline {
             if self.steps[..index].iter().any(|other| other.name == *name) {
                 return Err(Error::invalid(format!(
                     "two steps are called {name:?}; give each a name of its own"
+                )));
+            }
+            if step.replicas > PROCESSES_MAX {
+                return Err(Error::invalid(format!(
+                    "step {name:?} was to run in {} processes; an arena has room for {PROCESSES_MAX}",
+                    step.replicas
                 )));
             }
             if step.replicas == 0 {

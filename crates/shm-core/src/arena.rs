@@ -139,7 +139,7 @@ impl Arena {
     /// `ParticipantsFull`; `OutOfRoom` when the address space does not hold it.
     pub fn join(descriptor: OwnedFd) -> Result<Self> {
         let (strategy, backing) = strategy::adopt(descriptor)?;
-        let segment = Segment::open(backing, SystemLimits::shared())?;
+        let segment = Segment::open_any(backing, SystemLimits::shared())?;
         check_header(&segment, "the received descriptor")?;
         Self::enter(segment, strategy)
     }

@@ -132,6 +132,13 @@ impl Object {
             .map(|rank| (rank, (word >> 32) as u32))
     }
 
+    /// Forgets what became of an earlier context that had this object, when a new one takes it over.
+    pub fn begin_anew(&self) {
+        for field in [object::FAILURE, object::DEPARTED, object::BEREAVED] {
+            self.header(field).store(0, Ordering::Release);
+        }
+    }
+
     /// Names the participant whose supervisor will record failures in this object.
     pub fn set_supervisor(&self, owner: Owner) {
         self.header(object::SUPERVISOR).store(

@@ -8,7 +8,7 @@ use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -117,11 +117,28 @@ impl Segment {
         })
     }
 
-    /// Maps a file that another process made, at the size it has.
+    /// Maps a file that another process made, at the size it has. Not an arena: that would be a second way to its words
+    /// and pages, past all that keeps tensors whole; [`Arena::join`](crate::Arena::join) is for those.
     ///
     /// # Errors
-    /// `OutOfRoom` when the address space cannot hold it; else what the system answers.
+    /// `OutOfRoom` when the address space cannot hold it; `WrongMode` for an arena; else what the system answers.
     pub fn open(backing: Backing, limits: Arc<dyn Limits>) -> Result<Self> {
+        let this = Self::open_any(backing, limits)?;
+        let first = this.u64_at(0).map(|word| word.load(Ordering::Acquire));
+        if first == Some(crate::layout::MAGIC) {
+            return Err(Error::new(
+                ErrorKind::WrongMode,
+                "an arena's file was to be mapped as a plain segment; join it with `Arena::join`",
+            ));
+        }
+        Ok(this)
+    }
+
+    /// As [`open`](Self::open), whatever the file is.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn open_any(backing: Backing, limits: Arc<dyn Limits>) -> Result<Self> {
         let size = backing.size();
         let map = map_whole(&backing, size).map_err(|errno| refusal(errno, size))?;
         let fork_page = ForkPage::new()?;

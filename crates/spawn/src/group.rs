@@ -28,6 +28,9 @@ struct Added<R> {
     inbox: Inbox<R>,
 }
 
+/// Participants that an arena has room for beside the one that starts the others.
+const PROCESSES_MAX: usize = 4094;
+
 /// Processes with different functions that live and fail together: the first failure of any stops all.
 ///
 /// The rank of a process is its place in the group. All functions give the same type `R`, or are added with
@@ -146,6 +149,14 @@ impl<R: 'static> Group<R> {
             return Err(Error::new(
                 ErrorKind::Usage,
                 "0 processes were asked for: nobody would take the arguments, so ask for at least 1",
+            ));
+        }
+        if n > PROCESSES_MAX {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "{n} processes were asked for; an arena has room for {PROCESSES_MAX} beside this one"
+                ),
             ));
         }
         let first = self.members.len();

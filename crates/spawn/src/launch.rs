@@ -20,6 +20,9 @@ use crate::image::{SELF, image};
 use crate::link::{self, Mailbox};
 use crate::trampoline::Target;
 
+/// What to say when the process, or the system, has no file descriptor left.
+const NO_DESCRIPTOR: &str = "this process has as many files open as it may (each child takes two): close some, or raise `ulimit -n`";
+
 /// What a child is to be.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -56,8 +59,10 @@ pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
             source,
         )
     };
-    let (ours, theirs) =
-        control::pair().map_err(|errno| failed("no socket pair for it", errno.into()))?;
+    let (ours, theirs) = control::pair().map_err(|errno| match errno {
+        Errno::MFILE | Errno::NFILE => failed(NO_DESCRIPTOR, errno.into()),
+        _ => failed("no socket pair for it", errno.into()),
+    })?;
     let image =
         image().map_err(|reason| failed("this executable cannot be run again", reason.into()))?;
     let hello = Hello::new(&Greeting {
@@ -101,10 +106,11 @@ pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
             let mut child = child;
             let _ = child.kill();
             let _ = child.wait();
-            return Err(failed(
-                "no descriptor for the process (it takes Linux 5.4 or newer)",
-                errno.into(),
-            ));
+            let why = match errno {
+                Errno::MFILE | Errno::NFILE => NO_DESCRIPTOR,
+                _ => "no descriptor for the process (it takes Linux 5.4 or newer)",
+            };
+            return Err(failed(why, errno.into()));
         }
     };
     Ok(Launched {

@@ -106,6 +106,7 @@ pub(crate) struct Shared(Object);
 impl Shared {
     /// From now on this process records what becomes of the others that use it.
     pub(crate) fn adopt(&self) {
+        self.0.begin_anew();
         self.0.set_supervisor(self.0.arena().me());
     }
 

@@ -61,10 +61,6 @@ const ALLOWED: &[(&str, &str)] = &[
         "copies bytes into and out of message blocks; a block's handle crosses threads",
     ),
     (
-        "crates/shm-core/src/strategy/file_system/exit.rs",
-        "registers the exit handler by which the last process removes a named arena",
-    ),
-    (
         "crates/shm-core/src/sync.rs",
         "a prefetch of a line that is about to be written",
     ),
@@ -79,6 +75,10 @@ const ALLOWED: &[(&str, &str)] = &[
     (
         "crates/shm-core/src/tensor/atomic.rs",
         "an element as the integer of its atomic",
+    ),
+    (
+        "crates/shm-core/src/strategy/file_system/exit.rs",
+        "registers the exit handler by which the last process removes a named arena",
     ),
     (
         "crates/shm-core/src/tensor/dynamic.rs",

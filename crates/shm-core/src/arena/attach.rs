@@ -33,7 +33,7 @@ impl Arena {
         let path = file_system::meant(place.as_ref())?;
         loop {
             let backing = file_system::open_vetted(&path)?;
-            let segment = Segment::open(backing, SystemLimits::shared())?;
+            let segment = Segment::open_any(backing, SystemLimits::shared())?;
             check_header(&segment, path.display())?;
             let boot = segment.word(header::BOOT).load(Ordering::Relaxed);
             if boot != 0 && this_boot().is_some_and(|now| now != boot) {

@@ -173,7 +173,7 @@ fn look_at(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
         standing: Standing::Unfinished,
         participants: Vec::new(),
     };
-    let segment = Segment::open(backing, SystemLimits::shared())?;
+    let segment = Segment::open_any(backing, SystemLimits::shared())?;
     let locks = RowLocks::open(segment.as_fd(), capacity)?;
     // Nobody comes or leaves while we look and decide; for a mere look it need not be free.
     let gate = locks.gate(if removing {
