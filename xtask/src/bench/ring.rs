@@ -17,6 +17,8 @@ const SLOTS: u32 = 16;
 const ROUND_TRIPS: u64 = SLOTS as u64 - 1;
 /// Round trips in a sample of *cycle*, as of the floor.
 const CYCLES: u64 = super::floor::ROUND_TRIPS;
+/// The other side is gone.
+const ENDED: &str = "the ring ended in the middle of a batch";
 /// A receiver that asked that long before the hand-over sleeps when it comes.
 const ASLEEP_NS: u64 = 20_000;
 
@@ -46,7 +48,7 @@ impl Subject for Ring {
         let waiting = match self.waiting {
             Waiting::Busy => "busy",
             Waiting::Parked => "parked",
-            Waiting::Cycle => "cycle",
+            Waiting::Cycle => "cycle busy",
         };
         format!("ring {cells}{waiting} {}", self.size.name)
     }
@@ -108,8 +110,7 @@ impl RingEnd {
     }
 
     fn borrow(&mut self) -> Result<Borrowed> {
-        let borrowed = self.consumer.borrow()?;
-        borrowed.ok_or_else(|| "the ring ended in the middle of a batch".into())
+        Ok(self.consumer.borrow()?.ok_or(ENDED)?)
     }
 
     fn verify(&mut self, borrowed: &Borrowed) -> Result<()> {
@@ -139,15 +140,16 @@ impl RingEnd {
             }
             if self.side == Side::A {
                 self.producer.publish(slot)?;
-                borrowed.push(self.borrow()?);
+                borrowed.push(self.consumer.borrow()?);
             } else {
-                borrowed.push(self.borrow()?);
+                let next = self.consumer.borrow()?;
                 self.producer.publish(slot)?;
+                borrowed.push(next);
             }
         }
         let took = clock::now() - start;
         for slot in borrowed {
-            self.verify(&slot)?;
+            self.verify(&slot.ok_or(ENDED)?)?;
         }
         Ok((self.side == Side::A).then_some(took / (2 * ROUND_TRIPS)))
     }
