@@ -8,7 +8,7 @@ use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -123,15 +123,16 @@ impl Segment {
     /// # Errors
     /// `OutOfRoom` when the address space cannot hold it; `WrongMode` for an arena; else what the system answers.
     pub fn open(backing: Backing, limits: Arc<dyn Limits>) -> Result<Self> {
-        let this = Self::open_any(backing, limits)?;
-        let first = this.u64_at(0).map(|word| word.load(Ordering::Acquire));
-        if first == Some(crate::layout::MAGIC) {
+        // Read from the file: through the mapping even a look would commit the page.
+        let mut first = [0; 8];
+        let read = rustix::io::pread(&backing, &mut first, 0);
+        if read == Ok(8) && u64::from_ne_bytes(first) == crate::layout::MAGIC {
             return Err(Error::new(
                 ErrorKind::WrongMode,
                 "an arena's file was to be mapped as a plain segment; join it with `Arena::join`",
             ));
         }
-        Ok(this)
+        Self::open_any(backing, limits)
     }
 
     /// As [`open`](Self::open), whatever the file is.

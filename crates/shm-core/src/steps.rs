@@ -1,7 +1,7 @@
 //! The steps by which counts and lease entries change, over any memory.
 //!
 //! The same text runs on the arena and under the models of the tests, which stop and kill it between any two of its
-//! operations. What a step means is in [`lease`](crate::lease) and in `docs/src/protocols.md`; the invariant they all
+//! operations. What each is for is in `docs/src/protocols.md`; the invariant they all
 //! keep is *count ≥ records that count*: the count grows before a record is made, and a record goes before the count
 //! shrinks. Where lines lie, what objects hold and whom to notify is left to the callers.
 
@@ -309,6 +309,9 @@ pub trait Reaper<W> {
 }
 
 /// Phase 3 of reaping, for one entry: drops what it holds, as the living do, but by compare-and-swap.
+///
+/// One reaper at a time ([`become_reaper`]): if another had cleared the entry after we read it, a count of 1 would be
+/// somebody else's reference, and we would free it.
 pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &impl Reaper<W>) {
     // A failed swap means that another reaper was here (and died): look again, never skip.
     loop {

@@ -9,6 +9,7 @@ use crate::peer::{here, peer};
 
 pub(crate) const PROMISES: &[Test] = &tests![
     a_child_fills_a_tensor_and_a_column_and_the_parent_sees_it,
+    a_child_writes_in_place_and_the_parent_sees_it,
     the_same_tensor_sent_twice_is_one_storage,
     a_tensor_and_views_of_it_sent_together_keep_one_storage,
     a_view_keeps_its_strides_and_its_place,
@@ -43,6 +44,24 @@ fn a_child_fills_a_tensor_and_a_column_and_the_parent_sees_it() {
         .map(|i| if i % 5 == 2 { 5.0 } else { 4.0 })
         .collect();
     assert_eq!(whole.as_slice(), expected);
+}
+
+fn a_child_writes_in_place_and_the_parent_sees_it() {
+    type Both = (AliasedTensor<f32>, AliasedTensor<f32>);
+    fn fill(_rank: usize, (whole, column): Both) -> tensormp::Result<bool> {
+        whole.fill(4.0);
+        column.fill(5.0);
+        Ok(whole.same_storage(&column))
+    }
+    let whole = Tensor::<f32>::zeros([5, 5]).unwrap().alias();
+    let column = whole.narrow(1, 2, 1).unwrap();
+    assert!(peer(fill, (whole.clone(), column.clone())).join());
+    // What this process kept all the time.
+    assert_eq!(column.to_vec(), [5.0; 5]);
+    let expected: Vec<f32> = (0..25)
+        .map(|i| if i % 5 == 2 { 5.0 } else { 4.0 })
+        .collect();
+    assert_eq!(whole.to_vec(), expected);
 }
 
 fn the_same_tensor_sent_twice_is_one_storage() {

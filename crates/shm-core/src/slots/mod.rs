@@ -13,11 +13,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
-use crate::layout::{LINE, PAGE};
-use crate::lease::Kind;
+use crate::layout::{LINE, PAGE, counted};
 use crate::line::{Counted, Mode};
 use crate::message;
 use crate::object::{Array, Object};
+use crate::steps;
 use crate::storage::Storage;
 use crate::tensor::Element;
 
@@ -163,13 +163,13 @@ impl Slots {
                     Some(lease) => lease,
                     None => *lease.insert(leases.reserve(segment)?),
                 };
-                let generation = free.next_generation();
-                leases.record(segment, lease, Kind::Alloc, line, generation);
-                let held = Counted::new(generation, 1).to_word();
-                // Acquire: pairs with the release of whoever gave it back; its accesses are over.
-                let won = word.compare_exchange(seen, held, Ordering::AcqRel, Ordering::Relaxed);
-                if won.is_ok() {
-                    leases.mark(segment, lease, Kind::Held, line);
+                let entry = leases.entry(segment, lease);
+                // Several may want the slot, so the generation alone would not tell whose it has become.
+                let claim = segment.word(line * LINE + counted::CLAIMANT);
+                let present = |owner| arena.is_present(owner);
+                if let Some(generation) =
+                    steps::acquire_free(&entry, arena.me(), line, (word, claim), present)
+                {
                     crate::failpoint!("slot.loaned");
                     let share = Share {
                         slots: self.clone(),
@@ -180,7 +180,6 @@ impl Slots {
                     };
                     return Ok(Some(Loan { share }));
                 }
-                leases.clear(segment, lease);
             }
             slot = if slot + 1 < self.0.count { slot + 1 } else { 0 };
         }

@@ -395,3 +395,45 @@ fn the_watcher_buries_children_and_strangers_without_being_asked() {
         assert_eq!(join(&root).me().row, dead.row);
     }
 }
+
+#[test]
+fn a_ring_has_all_its_slots_again_after_a_loaner_was_killed_at_any_step() {
+    const NAME: &str =
+        "tests::death::a_ring_has_all_its_slots_again_after_a_loaner_was_killed_at_any_step";
+    let Some(_) = rerun(NAME) else {
+        let (arena, queue) = borrowed();
+        let Get::Message(message, _) = queue.try_get(0, &mut u64::MAX.clone()).unwrap() else {
+            unreachable!("{:?} was sent the slots", arena.me());
+        };
+        let slots: Slots = message.decode().unwrap();
+        let _ = slots.try_loan(0).unwrap().unwrap();
+        return;
+    };
+    let loaning = LABELS.iter().filter(|label| {
+        label.starts_with("line.acquire.")
+            || label.starts_with("slot.loaned")
+            || label.starts_with("block.drop.")
+    });
+    for label in loaning
+        .copied()
+        .filter(|label| *label != "block.drop.cleared")
+    {
+        let root = arena();
+        let queue = queue(&root, 1);
+        let arrays = [Array::Lane { capacity: 1 }, Array::Slots { count: 1 }];
+        let ring = Object::create(&root, ObjectKind::Ring, arrays, 0).unwrap();
+        let slots = Slots::create(&ring, 1, 4096).unwrap();
+        put(&queue, 0, message::encode(&root, slots.clone()).unwrap());
+        let mut child = rerun(NAME).unwrap();
+        child.env("TENSORMP_FAILPOINT", format!("{label}=kill"));
+        lend(&mut child, &root, &queue);
+        let output = output(&mut child);
+        assert_eq!(output.status.signal(), Some(9), "{label}: {output:?}");
+        root.bury_the_dead();
+        assert_eq!(slots.in_use(), 0, "{label}");
+        drop(slots.try_loan(0).unwrap().unwrap());
+        assert_clean(&root);
+        drop((slots, ring, queue));
+        assert_empty(&root);
+    }
+}

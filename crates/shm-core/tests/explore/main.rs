@@ -5,8 +5,6 @@
 //! big worlds take some minutes: `cargo test --release --test explore -- --ignored --nocapture`.
 
 mod engine;
-mod leases;
-mod lines;
 mod memory;
 mod queue;
 mod references;

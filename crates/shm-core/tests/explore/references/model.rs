@@ -88,20 +88,21 @@ impl References {
         }
     }
 
+    /// Whether a process has nothing to do until another does something.
     fn resting(&self, state: &Here, process: usize) -> bool {
         let Process { local, log } = &state.processes[process];
-        log.len() == 0
-            && match local.act {
-                Act::Done | Act::Dead | Act::Idle => true,
-                Act::Take { .. } => self.messages(state).next().is_none(),
-                Act::Claim { .. } => self.messages(state).count() as u64 == self.config.cells,
-                Act::Make { line } if self.config.slots => {
-                    // All are taken, and it has looked at the last one.
-                    line == 0 && (0..self.config.lines).all(|line| self.line(state, line).count > 0)
-                }
-                Act::Make { line } => self.line(state, line.into()).count > 0,
-                _ => false,
+        match local.act {
+            Act::Done | Act::Dead | Act::Idle => true,
+            // In the middle, too: of several that poll, not all are ever at the beginning.
+            Act::Take { .. } => self.messages(state).next().is_none(),
+            Act::Claim { .. } => self.messages(state).count() as u64 == self.config.cells,
+            Act::Make { .. } if log.len() > 0 => false,
+            Act::Make { .. } if self.config.slots => {
+                (0..self.config.lines).all(|line| self.line(state, line).count > 0)
             }
+            Act::Make { line } => self.line(state, line.into()).count > 0,
+            _ => false,
+        }
     }
 
     /// Gives idle reapers the next dead row.

@@ -48,7 +48,7 @@ const SUCCESSION: Config = Config {
     ..MOVING
 };
 
-/// The same world twice: the reaper may be killed too, and another goes on.
+/// The reaper may be killed, too, and another goes on.
 fn relay(config: Config) -> Config {
     Config {
         reapers: 2,
