@@ -3,11 +3,8 @@
 use core::fmt;
 use core::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
-
 use super::Slots;
 use super::pass::META_WORDS;
-use crate::arena::Arena;
 use crate::error::{Error, ErrorKind, Result};
 use crate::held;
 use crate::layout::LINE;
@@ -21,7 +18,7 @@ const SLOT_FREE: u64 = 1;
 /// What a lease entry of a slot is to this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// It is FREE.
+    /// It is FREE, and to be put back.
     Vacant,
     /// It counts: the slot is to be given back.
     Counting,
@@ -29,121 +26,14 @@ pub(super) enum State {
     Gone,
 }
 
-/// A lease entry, and what it says: which slot in which generation, with the words that came with it.
-///
-/// It stays at its place while what refers to it is handed from function to function; it is filled word by word, and what
-/// was just written so cannot be moved on at once without the processor stalling.
-pub(super) struct Note {
+/// A lease entry for a slot, and what it names. What [`Held`](crate::held::Held) is for blocks, without local clones.
+pub(super) struct Share {
+    // Also keeps the object alive, in whose memory the slot's line lies.
+    pub(super) slots: Slots,
     pub(super) generation: u64,
-    pub(super) meta: [u64; META_WORDS],
     pub(super) lease: u32,
     pub(super) slot: u32,
     pub(super) state: State,
-}
-
-/// The notes of a ring that nobody has at present, each with its lease entry: one is allocated only when more slots are
-/// in this process's hands than ever before.
-#[derive(Default)]
-pub(super) struct Notes(Mutex<Pool>);
-
-/// Boxed, so that taking one out moves a pointer.
-type Pool = Vec<Box<Note>>;
-
-impl Notes {
-    /// A vacant note.
-    #[inline]
-    pub(super) fn take(&self, arena: &Arena) -> Result<Box<Note>> {
-        match self.0.lock().pop() {
-            Some(note) => Ok(note),
-            None => Self::another(arena),
-        }
-    }
-
-    #[cold]
-    fn another(arena: &Arena) -> Result<Box<Note>> {
-        Ok(Box::new(Note {
-            generation: 0,
-            meta: [0; META_WORDS],
-            lease: arena.leases().reserve(arena.segment())?,
-            slot: 0,
-            state: State::Vacant,
-        }))
-    }
-
-    /// Takes a note back whose entry is FREE.
-    #[inline]
-    pub(super) fn put_back(&self, mut note: Box<Note>) {
-        note.state = State::Vacant;
-        self.0.lock().push(note);
-    }
-
-    /// Gives the lease entries back.
-    pub(super) fn empty(&mut self, arena: &Arena) {
-        for note in self.0.get_mut().drain(..) {
-            arena.leases().put_back(note.lease);
-        }
-    }
-}
-
-/// A note, and the ring it is of. What [`Held`](crate::held::Held) is for blocks, without local clones.
-pub(super) struct Share {
-    // Also keeps the object alive, in whose memory the slot's line lies.
-    slots: Slots,
-    /// Gone once it went back to the others.
-    note: Option<Box<Note>>,
-}
-
-impl Share {
-    #[inline]
-    pub(super) fn new(slots: &Slots, note: Box<Note>) -> Self {
-        Self {
-            slots: slots.clone(),
-            note: Some(note),
-        }
-    }
-
-    #[inline]
-    pub(super) fn slots(&self) -> &Slots {
-        &self.slots
-    }
-
-    /// What it holds; `None` once a message has it.
-    #[inline]
-    pub(super) fn note(&self) -> Option<&Note> {
-        self.note.as_deref()
-    }
-
-    #[inline]
-    pub(super) fn parts(&mut self) -> (&Slots, Option<&mut Note>) {
-        (&self.slots, self.note.as_deref_mut())
-    }
-
-    /// The message owns the reference: the entry becomes FREE, and the note is for the next.
-    #[inline]
-    pub(super) fn spend(&mut self) {
-        let arena = self.slots.object().arena();
-        if let Some(note) = self.note.take() {
-            arena.leases().clear(arena.segment(), note.lease);
-            self.slots.notes().put_back(note);
-        }
-    }
-
-    /// Which slot it is; 0 for one that a message has.
-    #[inline]
-    fn slot(&self) -> u32 {
-        self.note().map_or(0, |note| note.slot)
-    }
-
-    /// The address of a range of the slot.
-    fn range<T: Element>(&self, offset: usize, len: usize) -> Result<*mut T> {
-        match self.note() {
-            Some(note) if note.state == State::Counting => self.slots.range(note.slot, offset, len),
-            _ => Err(Error::new(
-                ErrorKind::Stale,
-                "a slot was to be used that had been handed over",
-            )),
-        }
-    }
 }
 
 impl Drop for Share {
@@ -151,45 +41,41 @@ impl Drop for Share {
     fn drop(&mut self) {
         let object = self.slots.object();
         let arena = object.arena();
-        let Some(note) = self.note.take() else {
-            return;
-        };
-        if note.state == State::Gone || arena.is_forked() {
+        if self.state == State::Gone || arena.is_forked() {
             return;
         }
-        if note.state == State::Counting {
-            let (segment, leases) = (arena.segment(), arena.leases());
-            let line = self.slots.line(note.slot);
-            leases.mark(segment, note.lease, Kind::Dropping, line);
-            crate::failpoint!("block.drop.recorded");
-            // Release: whoever loans it (acquire) does so after all uses. SeqCst: whoever waits for a free slot registers
-            // and then looks; we change it and then look for who waits.
-            let freed = segment.word(line * LINE).compare_exchange(
-                Counted::new(note.generation, 1).to_word(),
-                Counted::new(note.generation, 0).to_word(),
-                Ordering::SeqCst,
-                Ordering::Relaxed,
-            );
-            if freed.is_err() {
-                // Not what a slot is ever like: the careful way says what it found, and takes the entry back.
-                held::give_back(arena, note.lease, line, note.generation);
-                return;
-            }
-            let event = object.event(SLOT_FREE);
-            event.notify_all(|count| event.wake(count));
-            crate::failpoint!("block.drop.uncounted");
-            leases.clear(segment, note.lease);
+        let (segment, leases) = (arena.segment(), arena.leases());
+        if self.state == State::Vacant {
+            leases.put_back(self.lease);
+            return;
         }
-        self.slots.notes().put_back(note);
+        let line = self.slots.line(self.slot);
+        leases.mark(segment, self.lease, Kind::Dropping, line);
+        crate::failpoint!("block.drop.recorded");
+        // Release: whoever loans it (acquire) does so after all uses. SeqCst: whoever waits for a free slot registers and
+        // then looks; we change it and then look for who waits.
+        let freed = segment.word(line * LINE).compare_exchange(
+            Counted::new(self.generation, 1).to_word(),
+            Counted::new(self.generation, 0).to_word(),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+        if freed.is_err() {
+            // Not what a slot is ever like: the careful way says what it found.
+            held::give_back(arena, self.lease, line, self.generation);
+            return;
+        }
+        let event = object.event(SLOT_FREE);
+        event.notify_all(|count| event.wake(count));
+        crate::failpoint!("block.drop.uncounted");
+        leases.clear(segment, self.lease);
+        leases.put_back(self.lease);
     }
 }
 
 impl fmt::Debug for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.note() {
-            Some(note) => write!(f, "{}@{}", self.slots.line(note.slot), note.generation),
-            None => f.write_str("handed over"),
-        }
+        write!(f, "{}@{}", self.slots.line(self.slot), self.generation)
     }
 }
 
@@ -203,14 +89,14 @@ impl Loan {
     #[must_use]
     #[inline]
     pub fn slots(&self) -> &Slots {
-        self.share.slots()
+        &self.share.slots
     }
 
     /// Which slot it is.
     #[must_use]
     #[inline]
     pub fn slot(&self) -> u32 {
-        self.share.slot()
+        self.share.slot
     }
 
     /// `len` elements from byte `offset` of the slot.
@@ -218,9 +104,9 @@ impl Loan {
     /// # Errors
     /// `Shape` when they do not fit or are misaligned.
     pub fn slice<T: Element>(&self, offset: usize, len: usize) -> Result<&[T]> {
-        let start = self.share.range::<T>(offset, len)?;
+        let start = self.share.slots.range::<T>(self.share.slot, offset, len)?;
         // SAFETY: in bounds and aligned (`range`); the slot's line is held once, by this loan, so nobody writes; any
-        // bytes are a valid `T` (`Element`); the memory lives as long as `self.share`.
+        // bytes are a valid `T` (`Element`); the memory lives as long as `self.share.slots`.
         Ok(unsafe { core::slice::from_raw_parts(start, len) })
     }
 
@@ -229,7 +115,7 @@ impl Loan {
     /// # Errors
     /// `Shape` when they do not fit or are misaligned.
     pub fn slice_mut<T: Element>(&mut self, offset: usize, len: usize) -> Result<&mut [T]> {
-        let start = self.share.range::<T>(offset, len)?;
+        let start = self.share.slots.range::<T>(self.share.slot, offset, len)?;
         // SAFETY: as in `slice`; and `&mut self` makes this the only slice of the loan.
         Ok(unsafe { core::slice::from_raw_parts_mut(start, len) })
     }
@@ -243,8 +129,14 @@ impl Loan {
         first: (usize, usize),
         second: (usize, usize),
     ) -> Result<(&mut [A], &mut [B])> {
-        let a = self.share.range::<A>(first.0, first.1)?;
-        let b = self.share.range::<B>(second.0, second.1)?;
+        let a = self
+            .share
+            .slots
+            .range::<A>(self.share.slot, first.0, first.1)?;
+        let b = self
+            .share
+            .slots
+            .range::<B>(self.share.slot, second.0, second.1)?;
         // `range` found both to lie in the slot, so nothing overflows.
         let end_of_a = first.0 + first.1 * size_of::<A>();
         let end_of_b = second.0 + second.1 * size_of::<B>();
@@ -267,13 +159,15 @@ impl Loan {
 
 impl fmt::Debug for Loan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Loan of slot {} ({:?})", self.share.slot(), self.share)
+        write!(f, "Loan of slot {} ({:?})", self.share.slot, self.share)
     }
 }
 
 /// A slot that this process may read. Dropping it gives the slot back.
 pub struct Borrow {
     pub(super) share: Share,
+    /// The words that came with it.
+    pub(super) meta: [u64; META_WORDS],
 }
 
 impl Borrow {
@@ -281,17 +175,14 @@ impl Borrow {
     #[must_use]
     #[inline]
     pub fn slot(&self) -> u32 {
-        self.share.slot()
+        self.share.slot
     }
 
     /// The words that came with it.
     #[must_use]
     #[inline]
     pub fn meta(&self) -> &[u64; META_WORDS] {
-        match self.share.note() {
-            Some(note) => &note.meta,
-            None => &[0; META_WORDS],
-        }
+        &self.meta
     }
 
     /// `len` elements from byte `offset` of the slot.
@@ -299,9 +190,9 @@ impl Borrow {
     /// # Errors
     /// `Shape` when they do not fit or are misaligned.
     pub fn slice<T: Element>(&self, offset: usize, len: usize) -> Result<&[T]> {
-        let start = self.share.range::<T>(offset, len)?;
+        let start = self.share.slots.range::<T>(self.share.slot, offset, len)?;
         // SAFETY: in bounds and aligned (`range`); a published slot is only read until all who hold it let go; any
-        // bytes are a valid `T` (`Element`); the memory lives as long as `self.share`.
+        // bytes are a valid `T` (`Element`); the memory lives as long as `self.share.slots`.
         Ok(unsafe { core::slice::from_raw_parts(start, len) })
     }
 }
@@ -309,11 +200,7 @@ impl Borrow {
 impl Drop for Borrow {
     fn drop(&mut self) {
         // Before the share's own drop.
-        if self
-            .share
-            .note()
-            .is_some_and(|note| note.state == State::Counting)
-        {
+        if self.share.state == State::Counting {
             crate::failpoint!("slot.released");
         }
     }
@@ -321,6 +208,6 @@ impl Drop for Borrow {
 
 impl fmt::Debug for Borrow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Borrow of slot {} ({:?})", self.share.slot(), self.share)
+        write!(f, "Borrow of slot {} ({:?})", self.share.slot, self.share)
     }
 }

@@ -25,7 +25,7 @@ mod hand;
 mod pass;
 
 pub use hand::{Borrow, Loan};
-use hand::{Notes, Share, State};
+use hand::{Share, State};
 pub use pass::{META_WORDS, Seat, Taken};
 
 /// The slots of a ring object, and the memory they share. Clones are cheap.
@@ -40,16 +40,6 @@ struct Inner {
     count: u32,
     first: u64,
     slot_bytes: usize,
-    notes: Notes,
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let arena = self.object.arena();
-        if !arena.is_forked() {
-            self.notes.empty(arena);
-        }
-    }
 }
 
 impl Slots {
@@ -108,7 +98,6 @@ impl Slots {
             count,
             first,
             slot_bytes,
-            notes: Notes::default(),
         })))
     }
 
@@ -162,7 +151,7 @@ impl Slots {
         let arena = self.object().arena();
         arena.check_not_forked("taking a slot")?;
         let (segment, leases) = (arena.segment(), arena.leases());
-        let mut note = None;
+        let mut lease = None;
         let mut slot = if hint < self.0.count { hint } else { 0 };
         for _ in 0..self.0.count {
             let line = self.line(slot);
@@ -170,11 +159,11 @@ impl Slots {
             let seen = word.load(Ordering::Relaxed);
             let free = Counted::from_word(seen);
             if free.count == 0 {
-                let mut free = match note.take() {
-                    Some(free) => free,
-                    None => self.notes().take(arena)?,
+                let lease = match lease {
+                    Some(lease) => lease,
+                    None => *lease.insert(leases.reserve(segment)?),
                 };
-                let entry = leases.entry(segment, free.lease);
+                let entry = leases.entry(segment, lease);
                 // Several may want the slot, so the generation alone would not tell whose it has become.
                 let claim = segment.word(line * LINE + counted::CLAIMANT);
                 let present = |owner| arena.is_present(owner);
@@ -182,16 +171,20 @@ impl Slots {
                     steps::acquire_free(&entry, arena.me(), line, (word, claim), present)
                 {
                     crate::failpoint!("slot.loaned");
-                    (free.slot, free.generation, free.state) = (slot, generation, State::Counting);
-                    let share = Share::new(self, free);
+                    let share = Share {
+                        slots: self.clone(),
+                        generation,
+                        lease,
+                        slot,
+                        state: State::Counting,
+                    };
                     return Ok(Some(Loan { share }));
                 }
-                note = Some(free);
             }
             slot = if slot + 1 < self.0.count { slot + 1 } else { 0 };
         }
-        if let Some(free) = note {
-            self.notes().put_back(free);
+        if let Some(lease) = lease {
+            leases.put_back(lease);
         }
         Ok(None)
     }
@@ -208,11 +201,6 @@ impl Slots {
                 Counted::from_word(word).count > 0
             })
             .count() as u32
-    }
-
-    #[inline]
-    fn notes(&self) -> &Notes {
-        &self.0.notes
     }
 
     /// The number of a slot's line.

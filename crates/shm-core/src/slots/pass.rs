@@ -19,7 +19,7 @@ use crate::transfer::{Put, cell_offset, damaged};
 pub const META_WORDS: usize = PAYLOAD_WORDS - 2;
 
 /// A place for a slot that is about to be borrowed: what borrowing needs, taken before the wait for it, and filled where it
-/// is.
+/// is. (What has just been written word by word cannot be moved at once without the processor stalling.)
 #[derive(Debug)]
 pub struct Seat(Borrow);
 
@@ -32,10 +32,7 @@ impl Seat {
     #[must_use]
     pub fn into_borrow(self) -> Borrow {
         assert!(
-            self.0
-                .share
-                .note()
-                .is_some_and(|note| note.state == State::Counting),
+            self.0.share.state == State::Counting,
             "no slot was taken into this seat"
         );
         self.0
@@ -66,8 +63,18 @@ impl Slots {
     pub fn seat(&self) -> Result<Seat> {
         let arena = self.object().arena();
         arena.check_not_forked("borrowing a slot")?;
-        let share = Share::new(self, self.notes().take(arena)?);
-        Ok(Seat(Borrow { share }))
+        let lease = arena.leases().reserve(arena.segment())?;
+        let share = Share {
+            slots: self.clone(),
+            generation: 0,
+            lease,
+            slot: 0,
+            state: State::Vacant,
+        };
+        Ok(Seat(Borrow {
+            share,
+            meta: [0; META_WORDS],
+        }))
     }
 
     /// Hands a slot of these over through the cells of their object, with these words beside it. On `Done` the loan is
@@ -99,20 +106,16 @@ impl Slots {
 
     #[inline]
     fn put_through(&self, index: usize, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<Put> {
-        let Some(note) = loan
-            .share
-            .note()
-            .filter(|note| note.state == State::Counting)
-        else {
+        if loan.share.state != State::Counting {
             return Err(Error::new(
                 ErrorKind::Stale,
                 "a slot was to be handed over a second time",
             ));
-        };
-        let line = self.line(note.slot);
+        }
+        let line = self.line(loan.share.slot);
         let [a, b, c, d, e] = *meta;
         let named = u64::from(FORM_SLOT) | (line << 8);
-        let payload = [named, note.generation, a, b, c, d, e];
+        let payload = [named, loan.share.generation, a, b, c, d, e];
         match self.object().array(index) {
             Array::Lane { .. } => {
                 Ok(self.put_lane(&Lane(self.object().messages(index)), loan, &payload))
@@ -139,6 +142,7 @@ impl Slots {
         };
         lane.write(pos, payload);
         crate::failpoint!("lane.put.written");
+        loan.share.state = State::Gone;
         loan.share.record(Kind::GivingLane, &lane.0, pos);
         crate::failpoint!("lane.put.giving");
         if !lane.publish(pos) {
@@ -167,6 +171,7 @@ impl Slots {
         crate::failpoint!("put.claimed");
         cells.write(pos, payload);
         crate::failpoint!("put.written");
+        loan.share.state = State::Gone;
         loan.share.record(Kind::Giving, &cells.0, pos);
         crate::failpoint!("put.giving");
         cells.publish(pos);
@@ -200,18 +205,13 @@ impl Slots {
 
     #[inline]
     fn take_through(&self, index: usize, seat: &mut Seat, seen_orphans: &mut u64) -> Result<Taken> {
-        if !seat.0.share.slots().same(self) {
+        if !seat.0.share.slots.same(self) {
             return Err(Error::new(
                 ErrorKind::WrongMode,
                 "a slot was to be borrowed into a seat of another ring",
             ));
         }
-        if seat
-            .0
-            .share
-            .note()
-            .is_none_or(|note| note.state != State::Vacant)
-        {
+        if seat.0.share.state != State::Vacant {
             return Err(Error::new(
                 ErrorKind::Stale,
                 "a slot was to be borrowed into a seat that is taken",
@@ -240,10 +240,9 @@ impl Slots {
             lane.release(pos);
             return Err(malformed());
         };
-        let share = &mut seat.0.share;
-        if let (_, Some(note)) = share.parts() {
-            (note.slot, note.generation, note.meta) = (slot, generation, meta);
-        }
+        let Borrow { share, meta: place } = &mut seat.0;
+        (share.slot, share.generation, share.state) = (slot, generation, State::Gone);
+        *place = meta;
         share.record(Kind::RecvLane, &lane.0, pos);
         crate::failpoint!("lane.get.recorded");
         // Nobody waits for the cell: there are as many as slots, and whoever has a slot to put finds one free.
@@ -272,10 +271,9 @@ impl Slots {
             let _ = cells.release(pos);
             return Err(malformed());
         };
-        let share = &mut seat.0.share;
-        if let (_, Some(note)) = share.parts() {
-            (note.slot, note.generation, note.meta) = (slot, generation, meta);
-        }
+        let Borrow { share, meta: place } = &mut seat.0;
+        (share.slot, share.generation, share.state) = (slot, generation, State::Gone);
+        *place = meta;
         share.record(Kind::Recv, &cells.0, pos);
         crate::failpoint!("get.recorded");
         let wake = cells.release(pos);
@@ -304,34 +302,36 @@ impl Slots {
 impl Share {
     /// Writes the entry for a reference that is on its way through the cell at `pos`.
     #[inline]
-    fn record(&mut self, kind: Kind, array: &ArrayRef<'_>, pos: u64) {
-        let (slots, Some(note)) = self.parts() else {
-            return;
-        };
-        note.state = State::Gone;
-        let arena = slots.object().arena();
-        let reference = (kind, slots.line(note.slot), note.generation);
+    fn record(&self, kind: Kind, array: &ArrayRef<'_>, pos: u64) {
+        let arena = self.slots.object().arena();
+        let reference = (kind, self.slots.line(self.slot), self.generation);
         let ticket = Ticket {
             cell: cell_offset(array, pos),
             position: pos,
         };
         arena
             .leases()
-            .record_ticket(arena.segment(), note.lease, reference, ticket);
+            .record_ticket(arena.segment(), self.lease, reference, ticket);
     }
 
     /// The reference is this process's.
     #[inline]
     fn hold(&mut self) {
-        let (slots, Some(note)) = self.parts() else {
-            return;
-        };
-        let arena = slots.object().arena();
-        let line = slots.line(note.slot);
+        let arena = self.slots.object().arena();
+        let line = self.slots.line(self.slot);
         arena
             .leases()
-            .mark(arena.segment(), note.lease, Kind::Held, line);
-        note.state = State::Counting;
+            .mark(arena.segment(), self.lease, Kind::Held, line);
+        self.state = State::Counting;
+    }
+
+    /// The message owns the reference: the entry becomes FREE.
+    #[inline]
+    fn spend(&mut self) {
+        let arena = self.slots.object().arena();
+        arena.leases().clear(arena.segment(), self.lease);
+        arena.leases().put_back(self.lease);
+        self.state = State::Gone;
     }
 }
 
