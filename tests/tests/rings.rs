@@ -161,7 +161,8 @@ fn a_chain_of_rings_keeps_the_order() {
 }
 
 fn what_travels_beside_a_slot_arrives() {
-    fn write(_rank: usize, mut producer: Producer) -> tensormp::Result<()> {
+    fn write(_rank: usize, producer: Producer) -> tensormp::Result<()> {
+        let mut producer = producer.timed(true);
         let mut slot = producer.loan()?;
         slot.tensor_mut::<u64>(0)?[..2 * ROW].fill(5);
         slot.set_valid(0, 2)?;
@@ -170,19 +171,29 @@ fn what_travels_beside_a_slot_arrives() {
         slot.set_tag(1 << 63);
         producer.publish(slot)?;
         // Nothing of it stays with the slot.
+        let mut producer = producer.timed(false);
         let slot = producer.loan()?;
         producer.publish(slot)?;
         Ok(())
     }
-    let (producer, mut consumer) = ring(1, &specs(), Topology::OneToOne).unwrap();
+    let (producer, consumer) = ring(1, &specs(), Topology::OneToOne).unwrap();
+    let mut consumer = consumer.timed(true);
     let mut context = spawn(write, producer, 1).unwrap();
     let slot = consumer.borrow().unwrap().unwrap();
     assert_eq!((slot.valid(0), slot.valid(1)), (Some(2), None));
     assert_eq!(slot.tensor::<u64>(0).unwrap(), [5; 2 * ROW]);
     assert_eq!((slot.sequence(), slot.tag()), (u64::MAX, 1 << 63));
-    assert!(slot.published_ns() <= slot.borrowed_ns() && slot.asked_ns() <= slot.borrowed_ns());
+    let times = [slot.published_ns(), slot.asked_ns(), slot.borrowed_ns()];
+    assert!(times.iter().all(Option::is_some), "{times:?}");
+    assert!(times[0] <= times[2] && times[1] <= times[2], "{times:?}");
     drop(slot);
+    // Only who asks for times pays for looking at the clock.
+    let mut consumer = consumer.timed(false);
     let slot = consumer.borrow().unwrap().unwrap();
+    assert_eq!(
+        (slot.published_ns(), slot.asked_ns(), slot.borrowed_ns()),
+        (None, None, None)
+    );
     assert_eq!((slot.valid(0), slot.sequence(), slot.tag()), (None, 0, 0));
     assert_eq!(slot.tensor::<u64>(0).unwrap().len(), 4 * ROW);
     drop(slot);

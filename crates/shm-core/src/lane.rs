@@ -292,6 +292,26 @@ mod tests {
     }
 
     #[test]
+    fn the_next_position_is_found_where_a_dead_side_left_its_count_behind() {
+        with_each_capacity(|lane, capacity| {
+            for pos in 0..3 * capacity {
+                assert_eq!((lane.next_free(), lane.next_ready()), (Some(pos), None));
+                assert!(!lane.glance());
+                put(&lane, pos);
+                lane.0.tail().store(pos, SeqCst);
+                let next = (capacity > 1).then_some(pos + 1);
+                assert_eq!((lane.next_free(), lane.next_ready()), (next, Some(pos)));
+                assert!(lane.glance());
+                lane.0.tail().store(pos + 1, SeqCst);
+                lane.release_unannounced(pos);
+                lane.0.head().store(pos, SeqCst);
+                assert_eq!((lane.next_free(), lane.next_ready()), (Some(pos + 1), None));
+                lane.0.head().store(pos + 1, SeqCst);
+            }
+        });
+    }
+
+    #[test]
     fn closing_settles_whether_the_last_message_was_sent() {
         with_each_capacity(|lane, _| {
             put(&lane, 0);
