@@ -303,7 +303,7 @@ mod tests {
                 assert_eq!((lane.next_free(), lane.next_ready()), (next, Some(pos)));
                 assert!(lane.glance());
                 lane.0.tail().store(pos + 1, SeqCst);
-                lane.release_unannounced(pos);
+                assert!(lane.release_once(pos) && !lane.release_once(pos));
                 lane.0.head().store(pos, SeqCst);
                 assert_eq!((lane.next_free(), lane.next_ready()), (Some(pos + 1), None));
                 lane.0.head().store(pos + 1, SeqCst);
