@@ -257,10 +257,13 @@ fn a_child_that_aborts_does_not_fill_the_arena() {
 }
 
 fn children_that_fail_one_after_the_other_leave_no_memory() {
-    fn fails(_rank: usize, (how, _kept): (u32, SharedTensor<u8>)) -> tensormp::Result<()> {
+    type Given = (u32, SharedTensor<u8>, Barrier);
+    fn fails(_rank: usize, (how, _kept, both): Given) -> tensormp::Result<()> {
         let _own = Tensor::full(1 << 20, 1_u8)?;
         let queue = Queue::bounded(2)?;
         queue.put(Tensor::full(1000, 1_u8)?)?;
+        // Both hold all they ever hold at the same time, in the first rounds as well: more never comes.
+        both.wait()?;
         match how % 4 {
             0 => Err("no".into()),
             1 => panic!("no"),
@@ -274,7 +277,8 @@ fn children_that_fail_one_after_the_other_leave_no_memory() {
     let kept = Tensor::full(1000, 1_u8).unwrap().freeze();
     let committed = || Arena::current().unwrap().stats().committed;
     let round = |how| {
-        let mut context = spawn(fails, (how, kept.clone()), 2).unwrap();
+        let given = (how, kept.clone(), Barrier::new(2).unwrap());
+        let mut context = spawn(fails, given, 2).unwrap();
         assert!(context.join().is_err());
         // A child may have been killed while it buried the other one; then that is taken up a moment later.
         let arena = Arena::current().unwrap();

@@ -119,15 +119,29 @@ impl<A: CellArray> Lane<A> {
         self.0.head().store(ring.after(pos), Release);
     }
 
-    /// Consumer: as [`release`](Self::release), where no producer ever waits for a cell, only for something that it gets
-    /// later; so nobody is owed a notification, and the processor need not wait until all others have seen the store.
+    /// Consumer: frees the cell of a message that was read before, unless that was done already. For a message that names
+    /// something which only becomes free later: its cell can be freed at leisure, as long as the message is not taken
+    /// again meanwhile. Whether this call freed it.
+    ///
+    /// No producer waits for such a cell, only for what the message named; so nobody is owed a notification.
     #[inline]
-    pub fn release_unannounced(&self, pos: u64) {
+    pub fn release_once(&self, pos: u64) -> bool {
         let ring = self.ring();
-        // Release pairs with `can_put`, as in `release`. Nobody else writes the word of a message that is ready.
-        self.word(pos)
-            .store(word::free(ring.next_lap(pos)), Release);
-        self.0.head().store(ring.after(pos), Release);
+        // Release pairs with `can_put`, as in `release`. Compared, because two threads of the consumer may come here, and
+        // what is READY at a later position is the producer's.
+        let freed = self
+            .word(pos)
+            .compare_exchange(
+                word::ready(pos),
+                word::free(ring.next_lap(pos)),
+                SeqCst,
+                Relaxed,
+            )
+            .is_ok();
+        if freed {
+            self.0.head().store(ring.after(pos), Release);
+        }
+        freed
     }
 
     /// Stops the lane from accepting messages. Owes both events a notification.
@@ -289,7 +303,7 @@ mod tests {
                 assert_eq!((lane.next_free(), lane.next_ready()), (next, Some(pos)));
                 assert!(lane.glance());
                 lane.0.tail().store(pos + 1, SeqCst);
-                lane.release_unannounced(pos);
+                assert!(lane.release_once(pos) && !lane.release_once(pos));
                 lane.0.head().store(pos, SeqCst);
                 assert_eq!((lane.next_free(), lane.next_ready()), (Some(pos + 1), None));
                 lane.0.head().store(pos + 1, SeqCst);

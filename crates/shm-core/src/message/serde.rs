@@ -165,6 +165,7 @@ impl<'de> Deserialize<'de> for End {
 /// As an exclusive tensor: sending it moves it.
 impl Serialize for LaneEnd {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.settle();
         serialize_handle(self.held(), What::ExclusiveEnd, None, serializer)
     }
 }

@@ -1,11 +1,12 @@
 //! Ends: shares in one side of an object, and the right to put into it or take from it.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Array, Object};
 use crate::error::{Error, ErrorKind, Result};
 use crate::heap;
 use crate::held::{self, Held};
+use crate::lane::Lane;
 use crate::layout::{LINE, counted};
 use crate::line::{Counted, Tag};
 use crate::message::Outgoing;
@@ -111,15 +112,43 @@ fn not_its_end() -> Error {
 /// One side of a lane. One process has it at a time, and `&mut` makes it one thread: what a lane relies on. Sending it
 /// moves it, as an exclusive tensor.
 #[derive(Debug)]
-pub struct LaneEnd(End);
+pub struct LaneEnd {
+    end: End,
+    /// 1 + the position of a message that was read and whose cell is not free yet; 0 for none. See
+    /// [`Slots::take_lane_end`](crate::slots::Slots::take_lane_end).
+    unreleased: AtomicU64,
+}
 
 impl LaneEnd {
+    fn new(end: End) -> Self {
+        let unreleased = AtomicU64::new(0);
+        Self { end, unreleased }
+    }
+
+    /// Notes that the message at `pos` was read, and that its cell is to be freed later.
+    #[inline]
+    pub(crate) fn postpone_release(&mut self, pos: u64) {
+        *self.unreleased.get_mut() = pos + 1;
+    }
+
+    /// Frees the cell of the message that was read last, if nobody has yet: before the next is looked for, and before
+    /// the end becomes somebody else's, who would read it again.
+    #[inline]
+    pub(crate) fn settle(&self) {
+        if let Some(pos) = self.unreleased.load(Ordering::Relaxed).checked_sub(1) {
+            self.unreleased.store(0, Ordering::Relaxed);
+            if Lane(self.end.object.messages(0)).release_once(pos) {
+                crate::failpoint!("lane.get.released");
+            }
+        }
+    }
+
     pub(super) fn take(object: &Object, index: u64) -> Result<Self> {
         if !matches!(object.array(0), Array::Lane { .. }) {
             return Err(not_its_end());
         }
         match Held::acquire_free(object.arena(), object.end_line(index))? {
-            Some(held) => Ok(Self(End::of(object, held))),
+            Some(held) => Ok(Self::new(End::of(object, held))),
             None => Err(Error::new(
                 ErrorKind::AlreadyExists,
                 "this side of the lane is somebody's already; it can be sent, but there is only one",
@@ -130,7 +159,7 @@ impl LaneEnd {
     pub(crate) fn over(held: Held) -> Result<Self> {
         let end = End::over(held)?;
         match end.object.array(0) {
-            Array::Lane { .. } => Ok(Self(end)),
+            Array::Lane { .. } => Ok(Self::new(end)),
             _ => Err(not_its_end()),
         }
     }
@@ -138,18 +167,18 @@ impl LaneEnd {
     /// The object whose side it is.
     #[must_use]
     pub fn object(&self) -> &Object {
-        &self.0.object
+        &self.end.object
     }
 
     /// Whether this is side `index` of `object`.
     #[must_use]
     #[inline]
     pub fn is_of(&self, object: &Object, index: u64) -> bool {
-        self.0.is_of(object, index)
+        self.end.is_of(object, index)
     }
 
     pub(crate) fn held(&self) -> &Held {
-        &self.0.held
+        &self.end.held
     }
 
     /// Fails unless this is side `index` of `object`.
@@ -167,8 +196,8 @@ impl LaneEnd {
     /// As [`End::try_put`].
     #[inline]
     pub fn try_put(&mut self, message: &mut Outgoing) -> Result<Put> {
-        self.check(&self.0.object, 0)?;
-        self.0.object.try_put(0, message)
+        self.check(&self.end.object, 0)?;
+        self.end.object.try_put(0, message)
     }
 
     /// Takes the next message out of the lane.
@@ -177,7 +206,15 @@ impl LaneEnd {
     /// As [`End::try_get`].
     #[inline]
     pub fn try_get(&mut self) -> Result<Get> {
-        self.check(&self.0.object, 1)?;
-        self.0.object.try_get(0, &mut 0)
+        self.check(&self.end.object, 1)?;
+        self.end.object.try_get(0, &mut 0)
+    }
+}
+
+impl Drop for LaneEnd {
+    fn drop(&mut self) {
+        if !self.end.object.arena().is_forked() {
+            self.settle();
+        }
     }
 }

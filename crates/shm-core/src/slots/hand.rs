@@ -7,6 +7,7 @@ use super::Slots;
 use super::pass::META_WORDS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::held;
+use crate::lane::Lane;
 use crate::layout::LINE;
 use crate::lease::Kind;
 use crate::line::Counted;
@@ -22,6 +23,8 @@ pub(super) enum State {
     Vacant,
     /// It counts: the slot is to be given back.
     Counting,
+    /// It counts once the cell of a lane, at `position`, is free; which is to be seen to before the slot is given back.
+    Arrived,
     /// A message owns the reference, or may: there is nothing to do, whatever happens.
     Gone,
 }
@@ -33,6 +36,8 @@ pub(super) struct Share {
     pub(super) generation: u64,
     pub(super) lease: u32,
     pub(super) slot: u32,
+    /// Where in a lane it came, for [`State::Arrived`].
+    pub(super) position: u64,
     pub(super) state: State,
 }
 
@@ -48,6 +53,9 @@ impl Drop for Share {
         if self.state == State::Vacant {
             leases.put_back(self.lease);
             return;
+        }
+        if self.state == State::Arrived && Lane(object.messages(0)).release_once(self.position) {
+            crate::failpoint!("lane.get.released");
         }
         let line = self.slots.line(self.slot);
         leases.mark(segment, self.lease, Kind::Dropping, line);
@@ -200,7 +208,7 @@ impl Borrow {
 impl Drop for Borrow {
     fn drop(&mut self) {
         // Before the share's own drop.
-        if self.share.state == State::Counting {
+        if matches!(self.share.state, State::Counting | State::Arrived) {
             crate::failpoint!("slot.released");
         }
     }

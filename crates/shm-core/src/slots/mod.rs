@@ -176,6 +176,7 @@ impl Slots {
                         generation,
                         lease,
                         slot,
+                        position: 0,
                         state: State::Counting,
                     };
                     return Ok(Some(Loan { share }));

@@ -32,7 +32,7 @@ impl Seat {
     #[must_use]
     pub fn into_borrow(self) -> Borrow {
         assert!(
-            self.0.share.state == State::Counting,
+            matches!(self.0.share.state, State::Counting | State::Arrived),
             "no slot was taken into this seat"
         );
         self.0
@@ -69,6 +69,7 @@ impl Slots {
             generation: 0,
             lease,
             slot: 0,
+            position: 0,
             state: State::Vacant,
         };
         Ok(Seat(Borrow {
@@ -200,7 +201,13 @@ impl Slots {
     #[inline]
     pub fn take_lane_end(&self, end: &mut LaneEnd, seat: &mut Seat) -> Result<Taken> {
         end.check(self.object(), 1)?;
-        self.take_through(0, seat, &mut 0)
+        // Now, while there is nothing else to do: when the slot came, this would have been on its way to the user.
+        end.settle();
+        let taken = self.take_through(0, seat, &mut 0)?;
+        if let Taken::Slot(pos) = taken {
+            end.postpone_release(pos);
+        }
+        Ok(taken)
     }
 
     #[inline]
@@ -241,14 +248,14 @@ impl Slots {
             return Err(malformed());
         };
         let Borrow { share, meta: place } = &mut seat.0;
-        (share.slot, share.generation, share.state) = (slot, generation, State::Gone);
+        (share.slot, share.generation, share.position) = (slot, generation, pos);
         *place = meta;
+        // The entry counts once the cell is free. Until then the message owns the reference, and the cell keeps it: freeing
+        // it takes the line from the producer, which costs as much as the hand-over, so it comes later (`LaneEnd::settle`),
+        // or when the slot is given back.
         share.record(Kind::RecvLane, &lane.0, pos);
+        share.state = State::Arrived;
         crate::failpoint!("lane.get.recorded");
-        // Nobody waits for the cell: there are as many as slots, and whoever has a slot to put finds one free.
-        lane.release_unannounced(pos);
-        crate::failpoint!("lane.get.released");
-        share.hold();
         crate::failpoint!("slot.borrowed");
         Ok(Taken::Slot(pos))
     }

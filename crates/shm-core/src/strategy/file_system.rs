@@ -7,7 +7,7 @@
 //! **Leaving and coming.** The name goes when nobody is left, but somebody may just be coming. Both sides take the *gate*, a lock on one byte of the file that
 //! the kernel drops however its holder ends. A leaver gives its row back first, then takes the gate, counts who is there, and removes the name if nobody is. An
 //! attacher opens the file, takes a row first, then the gate, and looks whether the name still means this file. So either its row was there when the leaver
-//! counted, or the name is gone when it looks, and it starts over. A process that exits without dropping its arena marks its row as leaving (see [`exit`]).
+//! counted, or the name is gone when it looks, and it starts over. A process that exits without dropping its arena marks its row as leaving (see the file `exit.rs`).
 //! When all were killed, the file stays until somebody attaches to it or sweeps it ([`sweep`]); making an arena of the same name does that, too.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
