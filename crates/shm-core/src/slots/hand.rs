@@ -41,6 +41,20 @@ pub(super) struct Share {
     pub(super) state: State,
 }
 
+impl Share {
+    /// The address of a range of the slot, as long as it is this process's: one that was handed over is another's to touch,
+    /// even if its loan is still there.
+    fn range<T: Element>(&self, offset: usize, len: usize) -> Result<*mut T> {
+        if !matches!(self.state, State::Counting | State::Arrived) {
+            return Err(Error::new(
+                ErrorKind::Stale,
+                "a slot was to be read or written after it had been handed over",
+            ));
+        }
+        self.slots.range(self.slot, offset, len)
+    }
+}
+
 impl Drop for Share {
     /// As [`held::give_back`], for something that has one holder at most and lies in an object that is known.
     fn drop(&mut self) {
@@ -112,18 +126,18 @@ impl Loan {
     /// # Errors
     /// `Shape` when they do not fit or are misaligned.
     pub fn slice<T: Element>(&self, offset: usize, len: usize) -> Result<&[T]> {
-        let start = self.share.slots.range::<T>(self.share.slot, offset, len)?;
-        // SAFETY: in bounds and aligned (`range`); the slot's line is held once, by this loan, so nobody writes; any
-        // bytes are a valid `T` (`Element`); the memory lives as long as `self.share.slots`.
+        let start = self.share.range::<T>(offset, len)?;
+        // SAFETY: in bounds, aligned and not handed over (`range`); the slot's line is held once, by this loan, so nobody
+        // writes; any bytes are a valid `T` (`Element`); the memory lives as long as `self.share.slots`.
         Ok(unsafe { core::slice::from_raw_parts(start, len) })
     }
 
     /// `len` elements from byte `offset` of the slot, to write.
     ///
     /// # Errors
-    /// `Shape` when they do not fit or are misaligned.
+    /// `Shape` when they do not fit or are misaligned; `Stale` after the slot was handed over.
     pub fn slice_mut<T: Element>(&mut self, offset: usize, len: usize) -> Result<&mut [T]> {
-        let start = self.share.slots.range::<T>(self.share.slot, offset, len)?;
+        let start = self.share.range::<T>(offset, len)?;
         // SAFETY: as in `slice`; and `&mut self` makes this the only slice of the loan.
         Ok(unsafe { core::slice::from_raw_parts_mut(start, len) })
     }
@@ -137,14 +151,8 @@ impl Loan {
         first: (usize, usize),
         second: (usize, usize),
     ) -> Result<(&mut [A], &mut [B])> {
-        let a = self
-            .share
-            .slots
-            .range::<A>(self.share.slot, first.0, first.1)?;
-        let b = self
-            .share
-            .slots
-            .range::<B>(self.share.slot, second.0, second.1)?;
+        let a = self.share.range::<A>(first.0, first.1)?;
+        let b = self.share.range::<B>(second.0, second.1)?;
         // `range` found both to lie in the slot, so nothing overflows.
         let end_of_a = first.0 + first.1 * size_of::<A>();
         let end_of_b = second.0 + second.1 * size_of::<B>();
@@ -198,7 +206,7 @@ impl Borrow {
     /// # Errors
     /// `Shape` when they do not fit or are misaligned.
     pub fn slice<T: Element>(&self, offset: usize, len: usize) -> Result<&[T]> {
-        let start = self.share.slots.range::<T>(self.share.slot, offset, len)?;
+        let start = self.share.range::<T>(offset, len)?;
         // SAFETY: in bounds and aligned (`range`); a published slot is only read until all who hold it let go; any
         // bytes are a valid `T` (`Element`); the memory lives as long as `self.share.slots`.
         Ok(unsafe { core::slice::from_raw_parts(start, len) })

@@ -305,6 +305,8 @@ fn a_slot_goes_round() {
         assert!(matches!(put.unwrap(), Put::Done(_)));
         let again = slots.put_lane_end(&mut producer, &mut loan, &[round; 5]);
         assert_eq!(again.unwrap_err().kind(), &ErrorKind::Stale, "a spent loan");
+        let late = loan.slice_mut::<u64>(0, 1).unwrap_err();
+        assert_eq!(late.kind(), &ErrorKind::Stale, "another reads it now");
         drop(loan);
         let mut seat = theirs.seat().unwrap();
         let taken = theirs.take_lane_end(&mut consumer, &mut seat).unwrap();
