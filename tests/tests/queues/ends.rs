@@ -15,6 +15,9 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_get_that_others_could_serve_ends_when_a_process_is_killed,
     a_lane_ends_when_the_other_end_is_killed,
     messages_of_a_process_that_is_killed_later_still_arrive,
+    a_loop_that_meets_an_unreadable_message_fails_its_worker,
+    a_queue_of_a_failed_context_serves_the_next_one,
+    more_processes_than_an_arena_has_room_for_are_refused_at_once,
 ];
 
 fn the_last_sender_ends_the_receivers() {
@@ -190,4 +193,55 @@ fn messages_of_a_process_that_is_killed_later_still_arrive() {
         assert_eq!(receiver.get().unwrap().as_slice(), [i; 100]);
     }
     killed(receiver.get().unwrap_err().kind(), context.pids()[0]);
+}
+
+/// postcard can write it, but not read it.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(untagged)]
+enum Untagged {
+    Number(u32),
+}
+
+fn a_loop_that_meets_an_unreadable_message_fails_its_worker() {
+    fn count(_rank: usize, work: Receiver<Untagged>) -> tensormp::Result<usize> {
+        Ok(work.iter().count())
+    }
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    sender.put(Untagged::Number(1)).unwrap();
+    drop(sender);
+    let error = spawn(count, receiver, 1).unwrap().join().unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("untagged") && text.contains("ended early"),
+        "{text}"
+    );
+}
+
+fn a_queue_of_a_failed_context_serves_the_next_one() {
+    fn work(rank: usize, (fails, queue): (bool, Queue<u32>)) -> tensormp::Result<u32> {
+        if fails {
+            return Err("on purpose".into());
+        }
+        // Nothing is there yet: a failure that was left behind would end this wait.
+        match rank {
+            0 => Ok(queue.get()?),
+            _ => Ok(queue.put(7).map(|()| 0)?),
+        }
+    }
+    let queue = Queue::bounded(1).unwrap();
+    let error = spawn(work, (true, queue.clone()), 1)
+        .unwrap()
+        .join()
+        .unwrap_err();
+    assert!(error.to_string().contains("on purpose"), "{error}");
+    let mut context = spawn(work, (false, queue), 2).unwrap();
+    assert_eq!(context.join().unwrap(), [7, 0]);
+}
+
+fn more_processes_than_an_arena_has_room_for_are_refused_at_once() {
+    fn nothing(_rank: usize, _: ()) -> tensormp::Result<()> {
+        Ok(())
+    }
+    let error = spawn(nothing, (), usize::MAX).unwrap_err();
+    assert!(error.to_string().contains("room for"), "{error}");
 }

@@ -425,3 +425,12 @@ fn a_cgroup_limit_is_an_error_not_a_kill() {
     eprintln!("{}", String::from_utf8_lossy(&output.stderr));
     assert_passed(&output);
 }
+
+#[test]
+fn an_arena_cannot_be_mapped_a_second_time_as_a_plain_segment() {
+    let arena = crate::Arena::builder().capacity(1 << 30).create().unwrap();
+    let descriptor = arena.as_fd().try_clone_to_owned().unwrap();
+    let backing = FileDescriptor.adopt(descriptor).unwrap();
+    let error = Segment::open(backing, unlimited()).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::WrongMode, "{error}");
+}
