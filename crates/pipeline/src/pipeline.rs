@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use mp_queue::Barrier;
+use shm_core::Arena;
 use spawn::{Group, Process, Stdin};
 
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use crate::stage::Stage;
 const SLOTS: u32 = 8;
 
 /// Processes that an arena has room for beside this one.
-const PROCESSES_MAX: usize = 4094;
+const PROCESSES_MAX: usize = Arena::PARTICIPANTS_MAX - 1;
 
 type Add = Box<dyn FnOnce(&mut Group<Outcome>, Process, Joints) -> spawn::Result<()>>;
 

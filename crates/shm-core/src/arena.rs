@@ -93,6 +93,9 @@ pub(crate) fn before_current(act: impl FnOnce()) -> Result<(), Arena> {
 }
 
 impl Arena {
+    /// Processes that can take part in an arena at the same time.
+    pub const PARTICIPANTS_MAX: usize = crate::layout::ROWS as usize;
+
     /// Starts to make an arena with other than default properties.
     #[must_use]
     pub fn builder() -> Builder {

@@ -186,7 +186,6 @@ impl Object {
         };
         if let Err(error) = departure.give(self, &message.pins, Kind::Giving, ticket) {
             cells.abandon(pos);
-            self.notify_all();
             departure.cancel(self);
             // Producers may wait for this cell, consumers for this position.
             self.notify_all();

@@ -12,7 +12,7 @@ use crate::entry;
 use crate::error::{BoxError, Error, ErrorKind, Result};
 use crate::image::image;
 use crate::launch::Plan;
-use crate::link::{self, Mailbox, Parcel, Shared};
+use crate::link::{self, Mailbox, PROCESSES_MAX, Parcel, Shared};
 use crate::outcome::Outcome;
 use crate::process::{Process, Stdin};
 use crate::run::Options;
@@ -27,9 +27,6 @@ struct Added<R> {
     parcel: Parcel,
     inbox: Inbox<R>,
 }
-
-/// Participants that an arena has room for beside the one that starts the others.
-const PROCESSES_MAX: usize = 4094;
 
 /// Processes with different functions that live and fail together: the first failure of any stops all.
 ///

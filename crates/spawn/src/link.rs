@@ -16,6 +16,9 @@ use shm_core::object::Object;
 use crate::error::{BoxError, Worker};
 use crate::hello::Handle;
 
+/// Participants that an arena has room for beside the one that starts the others.
+pub(crate) const PROCESSES_MAX: usize = Arena::PARTICIPANTS_MAX - 1;
+
 /// Makes sure that this process has an arena, so that its children can share it.
 pub(crate) fn prepare() -> Result<(), BoxError> {
     Arena::current()?;

@@ -12,7 +12,7 @@ use crate::object::{End, LaneEnd, Object};
 use crate::storage::Storage;
 use crate::tensor::Geometry;
 
-const OUTSIDE: &str = "a tensor, queue or event can be serialized only into a message (queue.put, spawn, a pool task); to write its values elsewhere, serialize `tensor.to_vec()`";
+const OUTSIDE: &str = "a tensor, queue or event can be serialized only into a message (`put` of a queue, the arguments and the result of `spawn`); to write its values elsewhere, serialize `tensor.to_vec()`";
 
 fn serialize_handle<S: Serializer>(
     held: &Held,

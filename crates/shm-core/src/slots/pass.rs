@@ -15,6 +15,9 @@ use crate::message::FORM_SLOT;
 use crate::object::{Array, ArrayRef, End, LaneEnd};
 use crate::transfer::{Put, cell_offset, damaged};
 
+/// The array of a ring's object that slots travel through.
+const MESSAGES: usize = 0;
+
 /// Words that travel with a slot, inside the cell that names it.
 pub const META_WORDS: usize = PAYLOAD_WORDS - 2;
 
@@ -87,7 +90,7 @@ impl Slots {
     #[inline]
     pub fn put(&self, end: &End, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<Put> {
         end.check(self.object(), 0)?;
-        self.put_through(0, loan, meta)
+        self.put_through(loan, meta)
     }
 
     /// As [`put`](Self::put), through the lane of their object.
@@ -102,11 +105,11 @@ impl Slots {
         meta: &[u64; META_WORDS],
     ) -> Result<Put> {
         end.check(self.object(), 0)?;
-        self.put_through(0, loan, meta)
+        self.put_through(loan, meta)
     }
 
     #[inline]
-    fn put_through(&self, index: usize, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<Put> {
+    fn put_through(&self, loan: &mut Loan, meta: &[u64; META_WORDS]) -> Result<Put> {
         if loan.share.state != State::Counting {
             return Err(Error::new(
                 ErrorKind::Stale,
@@ -117,12 +120,12 @@ impl Slots {
         let [a, b, c, d, e] = *meta;
         let named = u64::from(FORM_SLOT) | (line << 8);
         let payload = [named, loan.share.generation, a, b, c, d, e];
-        match self.object().array(index) {
+        match self.object().array(MESSAGES) {
             Array::Lane { .. } => {
-                Ok(self.put_lane(&Lane(self.object().messages(index)), loan, &payload))
+                Ok(self.put_lane(&Lane(self.object().messages(MESSAGES)), loan, &payload))
             }
             Array::Cells { .. } => {
-                self.put_cell(&Cells(self.object().messages(index)), loan, &payload)
+                self.put_cell(&Cells(self.object().messages(MESSAGES)), loan, &payload)
             }
             Array::None | Array::Slots { .. } => Err(damaged()),
         }
@@ -191,7 +194,7 @@ impl Slots {
     #[inline]
     pub fn take(&self, end: &End, seat: &mut Seat, seen_orphans: &mut u64) -> Result<Taken> {
         end.check(self.object(), 1)?;
-        self.take_through(0, seat, seen_orphans)
+        self.take_through(seat, seen_orphans)
     }
 
     /// As [`take`](Self::take), from the lane of its object.
@@ -203,7 +206,7 @@ impl Slots {
         end.check(self.object(), 1)?;
         // Now, while there is nothing else to do: when the slot came, this would have been on its way to the user.
         end.settle();
-        let taken = self.take_through(0, seat, &mut 0)?;
+        let taken = self.take_through(seat, &mut 0)?;
         if let Taken::Slot(pos) = taken {
             end.postpone_release(pos);
         }
@@ -211,7 +214,7 @@ impl Slots {
     }
 
     #[inline]
-    fn take_through(&self, index: usize, seat: &mut Seat, seen_orphans: &mut u64) -> Result<Taken> {
+    fn take_through(&self, seat: &mut Seat, seen_orphans: &mut u64) -> Result<Taken> {
         if !seat.0.share.slots.same(self) {
             return Err(Error::new(
                 ErrorKind::WrongMode,
@@ -224,10 +227,10 @@ impl Slots {
                 "a slot was to be borrowed into a seat that is taken",
             ));
         }
-        match self.object().array(index) {
-            Array::Lane { .. } => self.take_lane(&Lane(self.object().messages(index)), seat),
+        match self.object().array(MESSAGES) {
+            Array::Lane { .. } => self.take_lane(&Lane(self.object().messages(MESSAGES)), seat),
             Array::Cells { .. } => {
-                self.take_cell(&Cells(self.object().messages(index)), seat, seen_orphans)
+                self.take_cell(&Cells(self.object().messages(MESSAGES)), seat, seen_orphans)
             }
             Array::None | Array::Slots { .. } => Err(damaged()),
         }
