@@ -302,9 +302,9 @@ impl Channel {
                 park,
                 patience,
                 || true,
-                |_| said().or_else(departed),
+                |_| said().or_else(departed).map(Err::<(), _>),
             );
-            if let Some(error) = answer {
+            if let Some(Err(error)) = answer {
                 return error;
             }
         }
@@ -364,13 +364,13 @@ impl Channel {
     }
 
     /// Repeats `attempt` until it answers, woken by event `event`; `None` when the deadline is over. The attempt is
-    /// told whether the wait has become slow.
-    pub fn wait<R>(
+    /// told whether the wait has become slow. A wait without a deadline that nobody can end any more answers `Deadlock`.
+    pub fn wait<R, E: From<Error>>(
         &self,
         event: u64,
         deadline: Deadline,
-        attempt: impl FnMut(bool) -> Option<R>,
-    ) -> Option<R> {
+        attempt: impl FnMut(bool) -> Option<Result<R, E>>,
+    ) -> Option<Result<R, E>> {
         wait(&self.object, event, self.policy, deadline, || true, attempt)
     }
 

@@ -12,8 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use shm_core::clock::now_ns;
+use shm_core::deadlock::{WaitFor, Waiting};
 use shm_core::event::Parked;
 use shm_core::object::Object;
+
+use crate::error::Error;
 
 /// Longest sleep between two looks.
 const SLICE: Duration = Duration::from_millis(500);
@@ -103,14 +106,16 @@ impl Deadline {
 ///
 /// `attempt` is told whether the wait has become slow, for looks that are too dear to take at every turn. `glance` is a
 /// look so cheap that spinning does little else: whether an attempt is worth it.
-pub(crate) fn wait<R>(
+///
+/// A wait without a deadline that nobody can end any more answers `Deadlock`.
+pub(crate) fn wait<R, E: From<Error>>(
     object: &Object,
     event: u64,
     policy: WaitPolicy,
     deadline: Deadline,
     glance: impl Fn() -> bool,
-    mut attempt: impl FnMut(bool) -> Option<R>,
-) -> Option<R> {
+    mut attempt: impl FnMut(bool) -> Option<Result<R, E>>,
+) -> Option<Result<R, E>> {
     let limit = spin_for(object, policy);
     if limit > 0 {
         // The first look at the clock comes after the first round: what is about to come need not wait for it.
@@ -171,16 +176,18 @@ fn spin(rounds: u32, glance: &impl Fn() -> bool) {
     }
 }
 
-fn park<R>(
+fn park<R, E: From<Error>>(
     object: &Object,
-    event: u64,
+    index: u64,
     deadline: Deadline,
-    mut attempt: impl FnMut(bool) -> Option<R>,
-) -> Option<R> {
+    mut attempt: impl FnMut(bool) -> Option<Result<R, E>>,
+) -> Option<Result<R, E>> {
     object.arena().watch();
     let since = Instant::now();
     let mut told = false;
-    let event = object.event(event);
+    // Who waits with a deadline goes on by itself, so there is nothing to notice.
+    let mut for_ever = (deadline == Deadline::Never).then(|| Waiting::begin(object.arena()));
+    let event = object.event(index);
     loop {
         let registered = event.register();
         // Once more after registering: whoever changed the state before did not see us, but we see the change.
@@ -196,10 +203,21 @@ fn park<R>(
             return attempt(true);
         }
         object.arena().recorder().waiting_for(object);
+        if let Some(waiting) = &mut for_ever {
+            waiting.on(WaitFor::Change {
+                object,
+                event: index,
+                seq: registered.seq,
+            });
+        }
         let parked = event.park(registered.seq, left.map_or(SLICE, |left| left.min(SLICE)));
         event.unregister(registered);
         if parked == Parked::TimedOut {
             object.arena().bury_the_dead();
+            if let Some(deadlock) = for_ever.as_mut().and_then(Waiting::look) {
+                object.arena().recorder().done_waiting();
+                return Some(Err(Error::deadlock(deadlock).into()));
+            }
             if !told && since.elapsed() >= LONG {
                 told = true;
                 tracing::warn!(

@@ -99,7 +99,20 @@ pub(crate) mod row {
     pub(crate) const PANIC: u64 = WAITING_SINCE + 8;
     /// Words of [`PANIC`].
     pub(crate) const PANIC_WORDS: u64 = 96;
-    const _: () = assert!(PANIC + PANIC_WORDS * 8 <= super::ROW);
+    /// Which context started this participant: 0, or `{row + 1: 16 | epoch: 16 | context: 16 | own epoch: 16}`, the
+    /// first two of the participant that supervises it. Written by that one.
+    pub(crate) const CONTEXT: u64 = PANIC + PANIC_WORDS * 8;
+    /// Contexts of this participant whose processes are being stopped.
+    pub(crate) const STOPPING: u64 = CONTEXT + 8;
+    /// Threads of this participant that serve the library and do none of the user's work.
+    pub(crate) const SERVANTS: u64 = STOPPING + 8;
+    /// What its threads wait for without a deadline: entries of four words, `{kind: 4 | version: 60}`, then for an
+    /// object its line and `{sequence: 32 | event: 32}`, for a context its number and how many processes run; and since
+    /// when, CLOCK_MONOTONIC nanoseconds. Kind 0 is no wait.
+    pub(crate) const WAITS: u64 = (SERVANTS + 8).next_multiple_of(super::LINE);
+    /// Entries of [`WAITS`]; a participant with more waiting threads is never taken for stuck.
+    pub(crate) const WAIT_ENTRIES: u64 = 8;
+    const _: () = assert!(WAITS + WAIT_ENTRIES * 32 <= super::ROW);
 }
 
 // ------------------------------------------------------------------------------------------- leases

@@ -31,6 +31,7 @@ pub mod cells;
 mod chunk;
 mod class;
 pub mod clock;
+pub mod deadlock;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 pub mod error;

@@ -263,6 +263,9 @@ fn fill_in(row: Row<'_>, who: Identity) {
         (row::JOINED, now_ns()),
         (row::WAITING_FOR, 0),
         (row::LEAVING, 0),
+        (row::CONTEXT, 0),
+        (row::STOPPING, 0),
+        (row::SERVANTS, 0),
     ] {
         row.word(field).store(value, Ordering::Relaxed);
     }
@@ -273,6 +276,11 @@ fn fill_in(row: Row<'_>, who: Identity) {
     for index in 0..row::DIRTY_WORDS {
         row.word(row::DIRTY + index * WORD)
             .store(0, Ordering::Relaxed);
+    }
+    for entry in 0..row::WAIT_ENTRIES {
+        // The version stays: who looked at the last occupant's must not find the same.
+        let state = row.word(row::WAITS + entry * 4 * WORD);
+        state.store(state.load(Ordering::Relaxed) & !0xf, Ordering::Relaxed);
     }
     for (field, words) in [
         (row::NAME, row::NAME_WORDS),
