@@ -39,6 +39,7 @@ pub mod event;
 pub mod failure;
 mod heap;
 mod held;
+pub mod inspect;
 pub mod lane;
 mod layout;
 mod lease;

@@ -37,6 +37,13 @@ impl RowLocks {
         Ok(Self { file, base })
     }
 
+    /// The lock bytes of an arena's file through a description that is open already. To ask [`is_held_elsewhere`](Self::is_held_elsewhere) it may be
+    /// open for reading only.
+    #[must_use]
+    pub fn through(file: OwnedFd, base: u64) -> Self {
+        Self { file, base }
+    }
+
     /// Locks the byte of `row` for as long as this value (or a copy of its descriptor) exists; `false` if another description holds it.
     ///
     /// # Errors
