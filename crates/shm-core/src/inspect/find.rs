@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{OFlags, SealFlags, Stat, fcntl_get_seals, fstat, makedev, stat};
+use rustix::fs::{OFlags, SealFlags, Stat, fcntl_get_seals, makedev, stat};
 use rustix::io::Errno;
 
 use super::{Inspection, look};
@@ -91,10 +92,7 @@ fn named(path: PathBuf) -> Option<(Key, Seen)> {
     {
         return None;
     }
-    let contents = opened.and_then(|(file, stat)| {
-        vetted_size(&file)?;
-        look(&file, &stat, &path)
-    });
+    let contents = opened.and_then(|(file, stat)| inside(&file, &stat, &path));
     let seen = Seen {
         strategy: FileSystem::new().name(),
         path: Some(path),
@@ -102,6 +100,13 @@ fn named(path: PathBuf) -> Option<(Key, Seen)> {
         contents,
     };
     Some((key, seen))
+}
+
+/// What is in a file that was found at `place`.
+fn inside(file: &OwnedFd, stat: &Stat, place: &Path) -> Result<Inspection> {
+    vetted_size(file)
+        .map_err(|error| error.while_doing(format_args!("looking at {}", place.display())))?;
+    look(file, stat, place)
 }
 
 /// Looks at the descriptors of a process. Nothing is found where they may not be seen.
@@ -133,7 +138,7 @@ fn opened_by(pid: u32, all: &mut BTreeMap<Key, Seen>) {
             true => target.clone(),
             false => link,
         };
-        let contents = vetted_size(&file).and_then(|_| look(&file, &stat, &place));
+        let contents = inside(&file, &stat, &place);
         let seen = Seen {
             strategy: strategy.name(),
             path: named.then_some(target),
@@ -160,12 +165,7 @@ fn mapped_by(pid: u32, all: &mut BTreeMap<Key, Seen>) {
             let link = PathBuf::from(format!("/proc/{pid}/map_files/{range}"));
             let contents = open_looked_at(&link, OFlags::empty(), reading())
                 .map_err(|error| mapped_only(pid, error))
-                .and_then(|(file, _)| {
-                    vetted_size(&file)?;
-                    let stat = fstat(&file)
-                        .map_err(|errno| Error::system("fstat", errno, "looking at a mapping"))?;
-                    look(&file, &stat, &link)
-                });
+                .and_then(|(file, stat)| inside(&file, &stat, &link));
             let seen = Seen {
                 strategy: FileDescriptor.name(),
                 path: None,
