@@ -2,7 +2,8 @@
 //!
 //! All shared control structures are 8-byte atomic words, grouped in 64-byte *lines*. This file alone says
 //! what each offset means; `docs/src/wire.md` describes the same in prose and carries this file's hash, so
-//! that a change here without one there (and without a new [`VERSION`]) does not pass `cargo xtask tidy`.
+//! that a change here without one there (and without a new [`VERSION`]) does not pass `cargo xtask tidy`. What is in
+//! a word is said where the word is read and written; `shape.rs` makes one number of those and of this file.
 
 /// First word of every arena: `tensormp` in ASCII, little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tensormp");
@@ -35,6 +36,8 @@ pub(crate) mod header {
     pub(crate) const BOOT: u64 = 40;
     /// Line of the object that holds the published names, or 0; set once. The header counts as a holder of it.
     pub(crate) const NAMES: u64 = 48;
+    /// [`crate::shape::FINGERPRINT`] of the build that made the arena.
+    pub(crate) const SHAPE: u64 = 56;
     /// Rows of the participant table that are committed; grows only.
     pub(crate) const ROWS_HIGH: u64 = 64;
     /// Grows with each join and each burial; watchers look at it.

@@ -54,6 +54,7 @@ pub mod room;
 #[cfg(feature = "safetensors")]
 pub mod safetensors;
 pub mod segment;
+mod shape;
 pub mod slots;
 pub mod steps;
 mod storage;

@@ -11,6 +11,7 @@ use crate::layout::{self, PAGE, header};
 use crate::participant::table;
 use crate::room::{Limits, SystemLimits};
 use crate::segment::{Capacity, Segment};
+use crate::shape::FINGERPRINT;
 use crate::strategy::{self, FileSystem, Place, Strategy};
 
 /// Chooses how an arena is made.
@@ -109,6 +110,9 @@ impl Builder {
             .word(header::VERSION)
             .store(layout::VERSION, Ordering::Relaxed);
         segment
+            .word(header::SHAPE)
+            .store(FINGERPRINT, Ordering::Relaxed);
+        segment
             .word(header::CAPACITY)
             .store(capacity, Ordering::Relaxed);
         segment.word(header::ID_LOW).store(low, Ordering::Relaxed);
@@ -166,6 +170,18 @@ pub(crate) fn check_header_words(
             format!(
                 "the arena at {place} has layout version {version}, this build reads {}; build all processes with one version of tensormp",
                 layout::VERSION
+            ),
+        ));
+    }
+    let shape = word(header::SHAPE);
+    if shape != FINGERPRINT {
+        return Err(Error::new(
+            ErrorKind::WrongVersion {
+                found: version as u32,
+                wanted: layout::VERSION as u32,
+            },
+            format!(
+                "the arena at {place} has layout version {version} as this build's have, but what its words look like differs (fingerprint {shape:016x}, here {FINGERPRINT:016x}); build all processes with one version of tensormp"
             ),
         ));
     }

@@ -100,6 +100,7 @@ fn files_that_are_no_arenas_say_what_they_are_instead() {
         let good = [
             (header::MAGIC, layout::MAGIC),
             (header::VERSION, layout::VERSION),
+            (header::SHAPE, crate::shape::FINGERPRINT),
             (header::CAPACITY, size),
         ];
         for (at, word) in good.iter().chain(words) {

@@ -221,6 +221,17 @@ mod tests {
     }
 
     #[test]
+    fn a_description_for_reading_sees_who_holds_a_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let holder = locks(file.as_file());
+        let looking = RowLocks::through(std::fs::File::open(file.path()).unwrap().into(), BASE);
+        assert!(!looking.is_held_elsewhere(5).unwrap());
+        assert!(holder.try_lock(5).unwrap());
+        assert!(looking.is_held_elsewhere(5).unwrap());
+        assert!(looking.try_lock(6).is_err(), "it can only look");
+    }
+
+    #[test]
     fn closing_another_descriptor_of_the_file_keeps_the_lock() {
         let file = tempfile::tempfile().unwrap();
         let (one, other) = (locks(&file), locks(&file));

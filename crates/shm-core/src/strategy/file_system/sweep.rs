@@ -179,7 +179,10 @@ fn look_at(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
     match reader.header() {
         Ok(header) => {
             found.id = header.id;
-            let members = members(&reader, &header, &locks)?;
+            // Cut short while we look: no arena any more.
+            let Ok(members) = members(&reader, &header, &locks) else {
+                return Ok(None);
+            };
             found.standing = match &gate {
                 None => Standing::Busy,
                 Some(_) if members.iter().any(Member::needs_the_arena) => Standing::Inhabited,
