@@ -124,7 +124,7 @@ fn show(out: &mut Out, seen: &Seen, inside: &Inspection) -> Result<(), Stopped> 
         Size(inside.capacity)
     ))?;
     out.line(format_args!(
-        "  live {} in {} blocks, cached {}, committed {}",
+        "  live {} (blocks: {}), cached {}, committed {}",
         Size(inside.live),
         inside.blocks,
         Size(inside.cached),

@@ -40,13 +40,16 @@ fn an_arena(arena: Result<Arena>) -> Line {
         ),
         Err(error) => (Problem, error.to_string()),
     };
-    Line::new(
+    let line = Line::new(
         "an arena without a name",
         status,
         found,
         "Programs make one at their first tensor or queue.",
-    )
-    .change("see the lines that are notes or problems")
+    );
+    match status {
+        Good => line,
+        _ => line.change("see the other lines that are notes or problems"),
+    }
 }
 
 fn a_named_arena() -> Line {
