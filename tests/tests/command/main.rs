@@ -8,10 +8,11 @@ use serde_json::Value;
 
 mod arenas;
 mod machine;
+mod runs;
 
 fn main() -> ExitCode {
     main_with_scenes(
-        &[arenas::PROMISES, machine::PROMISES].concat(),
+        &[arenas::PROMISES, machine::PROMISES, runs::PROMISES].concat(),
         arenas::SCENES,
     )
 }

@@ -1,4 +1,4 @@
-//! The command `tensormp`: which arenas there are, what can be removed, and what this machine can do.
+//! The command `tensormp`: which arenas there are, what can be removed, what this machine can do, and what a run came to.
 //!
 //! Each subcommand is a file. It says what it found through [`output::Out`], for people or as JSON, and answers whether
 //! all went well.
@@ -14,16 +14,17 @@ mod doctor;
 mod gc;
 mod ls;
 mod output;
+mod report;
 
 use output::{Out, Stopped};
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0  all went well
-  1  ls, gc: something could not be read or removed; doctor: tensormp cannot work here
+  1  ls, gc, report: something could not be read, removed or written; doctor: tensormp cannot work here
   2  the command line was not understood";
 
-/// Looks at the shared memory of tensormp on this machine.
+/// Looks at the shared memory of tensormp on this machine, and at runs of its pipelines.
 #[derive(Debug, Parser)]
 #[command(name = "tensormp", version, after_help = EXIT_CODES, max_term_width = 100)]
 struct Cli {
@@ -86,6 +87,27 @@ Exit codes:
   1  a problem stops it from working
   2  the command line was not understood")]
     Doctor(Form),
+    /// Renders the run of a pipeline anew, or compares two runs.
+    ///
+    /// A run directory is what a pipeline's `run --out DIR` leaves. Its table is printed, and summary.txt, summary.json,
+    /// trace.json (for Perfetto) and report.html are written into it. With two directories, nothing is written: the second
+    /// is held against the first.
+    #[command(after_help = "\
+With --json, one object: {\"summary\", \"files\"} for one run, {\"a\", \"b\"} with a summary each for two. A summary has
+termination, seconds, items, throughput, latency, steps and bottleneck; durations are nanoseconds.
+
+Exit codes:
+  0  all went well
+  1  a directory holds no run, or could not be written to
+  2  the command line was not understood")]
+    Report {
+        /// The run directory.
+        directory: PathBuf,
+        /// Another one to compare it with.
+        other: Option<PathBuf>,
+        #[command(flatten)]
+        form: Form,
+    },
 }
 
 #[derive(Args, Clone, Copy, Debug)]
@@ -110,6 +132,11 @@ fn main() -> ExitCode {
         Command::Ls(place) => ls::run(place, &mut Out::new(place.form.json)),
         Command::Gc { dry_run, place } => gc::run(place, *dry_run, &mut Out::new(place.form.json)),
         Command::Doctor(form) => doctor::run(&mut Out::new(form.json)),
+        Command::Report {
+            directory,
+            other,
+            form,
+        } => report::run(directory, other.as_ref(), &mut Out::new(form.json)),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -132,7 +159,7 @@ mod tests {
     fn the_command_line_is_consistent_and_says_its_exit_codes() {
         let mut cli = Cli::command();
         cli.clone().debug_assert();
-        for command in ["ls", "gc", "doctor"] {
+        for command in ["ls", "gc", "doctor", "report"] {
             let help = cli
                 .find_subcommand_mut(command)
                 .map(|command| command.render_long_help().to_string());
