@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use crate::context::SpawnContext;
 use crate::error::Result;
 use crate::group::Group;
+use crate::method::StartMethod;
 use crate::outcome::Outcome;
 use crate::process::{Process, Stdin};
 use crate::run::Options;
@@ -121,6 +122,12 @@ impl Builder {
         self
     }
 
+    /// How the processes are started. By [`StartMethod::Spawn`] if not set.
+    pub fn start_method(mut self, method: StartMethod) -> Self {
+        self.options.method = method;
+        self
+    }
+
     /// Starts the processes, as the function [`spawn`] does.
     ///
     /// # Errors
@@ -134,7 +141,8 @@ impl Builder {
     {
         let mut group = Group::new()
             .grace(self.options.grace)
-            .hello_deadline(self.options.hello_deadline);
+            .hello_deadline(self.options.hello_deadline)
+            .start_method(self.options.method);
         group.add_replicas(self.process, f, args, n)?;
         group.start()
     }

@@ -6,25 +6,26 @@
 //! it may start a runtime or be given another stack, whatever `main` is; when it has returned, the process ends.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketType, sockopt};
 use rustix::process::{
     Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
 };
 
-use crate::control;
+use crate::control::{self, Packet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{Frame, clip};
-use crate::hello::Hello;
+use crate::hello::{Hello, INLINE, SERVER};
 use crate::image::image;
 use crate::link;
 use crate::panic;
+use crate::server;
 use crate::trampoline::{self, Trampoline};
 use crate::worker::{Call, REFUSED};
 
@@ -38,8 +39,14 @@ const DEEPEST: u32 = 8;
 /// The stack of a worker's function: what a main thread usually has. Pages that are not used cost nothing.
 const STACK: usize = 8 << 20;
 
-/// A worker's end of the control socket; open until the process ends, because its end is the news of that.
-static CONTROL: OnceLock<OwnedFd> = OnceLock::new();
+/// A worker's end of the control socket.
+static CONTROL: OnceLock<&'static OwnedFd> = OnceLock::new();
+
+/// Which participant started a worker, and the number of the context there that it belongs to.
+static SUPERVISOR: OnceLock<(link::Member, u32)> = OnceLock::new();
+
+/// A worker's name.
+static NAME: OnceLock<String> = OnceLock::new();
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
@@ -130,42 +137,85 @@ fn role() -> Role {
     }
 }
 
-/// The whole life of a worker, on its main thread.
+/// The whole life of a worker, on its main thread. That of a fork server begins the same way, and each of its copies
+/// comes back to the beginning.
 fn serve() -> ! {
-    let control = match take_stdin() {
-        Ok(control) => CONTROL.get_or_init(|| control),
-        Err(errno) => {
-            eprintln!("this process is a worker, but its stdin could not be taken over: {errno}");
-            std::process::exit(REFUSED);
-        }
-    };
-    // Before anything can take long.
-    if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        tracing::debug!(%errno, "no parent-death signal; the control socket has to do");
-    }
-    let refused = match greet(control) {
-        Ok(Some((hello, descriptors))) => match start(hello, control) {
-            Ok(function) => {
-                // A thread that waits for this no more is found to have ended below.
-                let _ = function.ready.send(prepare(&hello, descriptors, control));
-                let _serving = link::serve();
-                watch(control, &function.done);
-                // Joining lets the thread's own variables be dropped before the process ends.
-                std::process::exit(function.thread.join().unwrap_or(REFUSED))
+    loop {
+        let control = match take_stdin() {
+            Ok(control) => control,
+            Err(errno) => {
+                eprintln!(
+                    "this process is a worker, but its stdin could not be taken over: {errno}"
+                );
+                std::process::exit(REFUSED);
             }
-            Err(error) => format!("the thread for its function could not be started: {error}"),
-        },
-        // The parent is gone: nobody waits for an explanation.
-        Ok(None) => die(),
-        Err(reason) => reason,
+        };
+        // Before anything can take long.
+        if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
+            tracing::debug!(%errno, "no parent-death signal; the control socket has to do");
+        }
+        match greet(&control) {
+            Ok(Some((hello, _))) if hello.role == SERVER => server::serve(&hello, control),
+            Ok(Some((hello, packet))) => {
+                let _ = DEPTH.set(hello.depth);
+                // Open until the process ends, because its end is the news of that.
+                let control: &'static OwnedFd = Box::leak(Box::new(control));
+                work(hello, packet, control)
+            }
+            // The parent is gone: nobody waits for an explanation.
+            Ok(None) => die(),
+            Err(reason) => refuse(&control, reason),
+        }
+    }
+}
+
+/// Runs the function on a thread of its own, which ends the process, and watches the parent meanwhile.
+fn work(hello: Hello, packet: Packet, control: &'static OwnedFd) -> ! {
+    let _ = CONTROL.set(control);
+    let _ = NAME.set(hello.name());
+    let _ = SUPERVISOR.set((hello.supervisor(), hello.context));
+    // Until the process ends.
+    let _serving = link::serve();
+    name_process(&hello.name());
+    let started = thread::Builder::new()
+        .name(hello.name())
+        .stack_size(STACK)
+        .spawn(move || {
+            // A panic of ours, not of the function, must not leave the process waiting for its parent.
+            let code = catch_unwind(AssertUnwindSafe(|| run(&hello, packet, control)));
+            // Runs the exit handlers, and before them drops this thread's own variables.
+            std::process::exit(code.unwrap_or(REFUSED))
+        });
+    match started {
+        Ok(_) => watch(control),
+        Err(error) => refuse(
+            control,
+            format!("the thread for its function could not be started: {error}"),
+        ),
+    }
+}
+
+/// Gives the exit code.
+fn run(hello: &Hello, packet: Packet, control: &'static OwnedFd) -> i32 {
+    let call = Call {
+        hello,
+        plain: &packet.bytes,
+        control: control.as_fd(),
     };
-    let _ = control::tell(
-        control.as_fd(),
-        &Frame::Refused {
-            reason: clip(refused),
-        },
-    );
-    std::process::exit(REFUSED);
+    match prepare(hello, packet.descriptors, control) {
+        Ok(trampoline) => {
+            panic::enter_function();
+            trampoline(&call)
+        }
+        Err(reason) => call.refuse(reason),
+    }
+}
+
+/// Tells the parent why this process does not run its function, and ends it.
+pub(crate) fn refuse(control: &OwnedFd, reason: String) -> ! {
+    let reason = clip(reason);
+    let _ = control::tell_last(control.as_fd(), &Frame::Refused { reason });
+    std::process::exit(REFUSED)
 }
 
 /// Moves the control socket away from fd 0 and puts /dev/null there, so that the function finds an empty stdin and what
@@ -182,8 +232,8 @@ fn take_stdin() -> Result<OwnedFd, Errno> {
 }
 
 /// Reads the greeting and what came with it. `None`: there is no parent.
-fn greet(control: &OwnedFd) -> Result<Option<(Hello, Vec<OwnedFd>)>, String> {
-    let Some(packet) = control::receive(control.as_fd(), size_of::<Hello>())? else {
+fn greet(control: &OwnedFd) -> Result<Option<(Hello, Packet)>, String> {
+    let Some(mut packet) = control::receive(control.as_fd(), size_of::<Hello>() + INLINE)? else {
         return Ok(None);
     };
     let hello = Hello::read(&packet.bytes)?;
@@ -192,63 +242,11 @@ fn greet(control: &OwnedFd) -> Result<Option<(Hello, Vec<OwnedFd>)>, String> {
     {
         return Ok(None);
     }
-    let _ = DEPTH.set(hello.depth);
-    Ok(Some((hello, packet.descriptors)))
+    packet.bytes.drain(..size_of::<Hello>());
+    Ok(Some((hello, packet)))
 }
 
-/// The thread that runs the function.
-struct Function {
-    /// Where it waits for the process to be what the greeting says.
-    ready: Sender<Result<Trampoline, String>>,
-    /// An event descriptor, readable when the function is over.
-    done: Arc<OwnedFd>,
-    /// Gives the exit code.
-    thread: JoinHandle<i32>,
-}
-
-/// Starts the function's thread. It comes up while the main thread prepares the process, and waits for that.
-fn start(hello: Hello, control: &'static OwnedFd) -> std::io::Result<Function> {
-    let (ready, prepared) = channel::<Result<Trampoline, String>>();
-    let done = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-    let signal = Signaler(Arc::clone(&done));
-    let thread = thread::Builder::new()
-        .name(hello.name())
-        .stack_size(STACK)
-        .spawn(move || {
-            let _signal = signal;
-            let call = Call {
-                hello: &hello,
-                control: control.as_fd(),
-            };
-            match prepared
-                .recv()
-                .unwrap_or_else(|_| Err("its main thread has ended".to_owned()))
-            {
-                Ok(trampoline) => {
-                    panic::enter_function();
-                    trampoline(&call)
-                }
-                Err(reason) => call.refuse(reason),
-            }
-        })?;
-    Ok(Function {
-        ready,
-        done,
-        thread,
-    })
-}
-
-/// Tells the watcher that the function is over, however that came.
-struct Signaler(Arc<OwnedFd>);
-
-impl Drop for Signaler {
-    fn drop(&mut self) {
-        // The counter of an event that is written once cannot overflow, the only way in which this can fail.
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
-    }
-}
-
-/// Makes the process what the greeting says (its stdin, its name, its place in the arena), and finds its function.
+/// Makes the process what the greeting says (its stdin, its place in the arena), and finds its function.
 fn prepare(
     hello: &Hello,
     descriptors: Vec<OwnedFd>,
@@ -266,37 +264,41 @@ fn prepare(
         rustix::stdio::dup2_stdin(&stdin)
             .map_err(|errno| format!("its stdin could not be put in place: {errno}"))?;
     }
-    name_process(&hello.name());
-    let member =
-        link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
-    link::note_name(&hello.name());
+    link::expect(arena, has_joined)
+        .map_err(|error| format!("it has no use for the arena: {error}"))?;
     panic::install_hook(control.as_fd());
     // A parent that is gone needs no news; the watcher finds that out.
-    let _ = control::tell(
-        control.as_fd(),
-        &Frame::Arrived {
-            row: member.row,
-            epoch: member.epoch,
-        },
-    );
+    let _ = control::tell(control.as_fd(), &Frame::Arrived);
     Ok(trampoline)
 }
 
-/// Returns when the function is over. When the parent is gone before, ends the process.
-fn watch(control: &OwnedFd, done: &OwnedFd) {
+/// Tells the parent which participant of the arena this process is, and the arena what this process is called.
+fn has_joined(me: link::Member) {
+    if let Some(control) = CONTROL.get() {
+        let (row, epoch) = (me.row, me.epoch);
+        let _ = control::tell(control.as_fd(), &Frame::Joined { row, epoch });
+    }
+    if let Some(name) = NAME.get() {
+        link::note_name(name);
+    }
+    if let Some(&(supervisor, context)) = SUPERVISOR.get() {
+        link::note_context(supervisor, context);
+    }
+}
+
+/// Ends the process when the parent is gone. That it ends when the function is over is the other thread's doing.
+fn watch(control: &OwnedFd) -> ! {
     loop {
-        let mut watched = [
-            PollFd::new(done, PollFlags::IN),
-            PollFd::new(control, PollFlags::IN),
-        ];
-        match poll(&mut watched, None) {
+        match poll(&mut [PollFd::new(control, PollFlags::IN)], None) {
             Ok(_) => {}
             Err(Errno::INTR | Errno::AGAIN) => continue,
             // Not to be able to watch is no reason to end: the parent-death signal is still armed.
-            Err(_) => return,
-        }
-        if !watched[0].revents().is_empty() {
-            return;
+            Err(errno) => {
+                tracing::warn!(%errno, "the control socket cannot be watched any more");
+                loop {
+                    thread::park();
+                }
+            }
         }
         // The parent says nothing yet that this version understands; what it says is read and left.
         if matches!(control::receive(control.as_fd(), 64), Ok(None)) {
@@ -314,7 +316,7 @@ fn die() -> ! {
 }
 
 /// The name that `top`, `ps` and a debugger show: that of the main thread. Without it they would show `exe`.
-fn name_process(name: &str) {
+pub(crate) fn name_process(name: &str) {
     let text: Vec<u8> = name.bytes().filter(|&byte| byte != 0).collect();
     if let Ok(text) = std::ffi::CString::new(text) {
         let _ = rustix::thread::set_name(&text);

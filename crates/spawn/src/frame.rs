@@ -11,12 +11,16 @@ const TEXT: usize = 12 << 10;
 /// Room for any frame: a chain of clipped texts is clipped again, see [`Frame::encode`].
 pub(crate) const FRAME: usize = 64 << 10;
 
+/// The longest result that travels in a frame.
+pub(crate) const PLAIN: usize = 16 << 10;
+
 /// One message from a child.
 #[derive(Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// The child reached `init`, accepted the greeting and is about to run its function. Carries its row and epoch in
-    /// the arena.
-    Arrived { row: u16, epoch: u16 },
+    /// The child reached `init`, accepted the greeting and is about to run its function.
+    Arrived,
+    /// It takes part in the arena now, in this row and epoch. One that needs nothing of the arena never says so.
+    Joined { row: u16, epoch: u16 },
     /// The child cannot or must not run the function.
     Refused { reason: String },
     /// A thread panics; it may still be caught. Sent before anything unwinds, so it is heard before what the unwinding
@@ -27,8 +31,8 @@ pub(crate) enum Frame {
         message: String,
         location: Option<String>,
     },
-    /// The function returned a value, and the value lies in the letterbox.
-    Returned,
+    /// The function returned a value: this one, or the one that lies in the letterbox.
+    Returned { plain: Option<Vec<u8>> },
     /// The function returned an error, at this time. It `follows` if it only passes on that another process failed.
     Raised {
         at: u64,

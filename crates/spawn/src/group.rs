@@ -10,9 +10,11 @@ use serde::de::DeserializeOwned;
 use crate::context::{Inbox, SpawnContext};
 use crate::entry;
 use crate::error::{BoxError, Error, ErrorKind, Result};
+use crate::hello::INLINE;
 use crate::image::image;
-use crate::launch::Plan;
+use crate::launch::{Arguments, Plan};
 use crate::link::{self, Mailbox, PROCESSES_MAX, Parcel, Shared};
+use crate::method::StartMethod;
 use crate::outcome::Outcome;
 use crate::process::{Process, Stdin};
 use crate::run::Options;
@@ -78,6 +80,12 @@ impl<R: 'static> Group<R> {
     /// See [`Builder::hello_deadline`](crate::Builder::hello_deadline).
     pub fn hello_deadline(mut self, deadline: Duration) -> Self {
         self.options.hello_deadline = deadline;
+        self
+    }
+
+    /// See [`Builder::start_method`](crate::Builder::start_method).
+    pub fn start_method(mut self, method: StartMethod) -> Self {
+        self.options.method = method;
         self
     }
 
@@ -240,12 +248,20 @@ impl<R: 'static> Group<R> {
                 inbox,
             } = member;
             shared.extend(parcel.shared());
-            let arguments = Mailbox::create().map_err(no_letterbox)?;
-            arguments.post(parcel).map_err(no_letterbox)?;
+            let arguments = match parcel.plain(INLINE) {
+                Some(bytes) => Arguments::Plain(bytes),
+                None => {
+                    let mailbox = Mailbox::create().map_err(no_letterbox)?;
+                    mailbox.post(parcel).map_err(no_letterbox)?;
+                    Arguments::Mailbox(mailbox)
+                }
+            };
             plans.push(Plan {
                 target,
                 name,
                 rank,
+                // Given by the supervisor.
+                context: 0,
                 depth,
                 arguments,
                 outcome: inbox.handle(),

@@ -25,10 +25,12 @@
 //!   period, SIGKILL, and waits on queues that the processes were handed end with the failure.
 //! - No orphan: a child dies with its parent, also when that is killed by SIGKILL. No zombie, no leaked descriptor.
 //! - Different functions under one supervision: [`Group`].
+//! - Two ways to start a process, [`StartMethod`]: this executable run again, or a copy that a [`forkserver`] makes of
+//!   itself, which is faster and may have things ready.
 //!
 //! # What a worker is
 //!
-//! The same executable, run again, which finds its function by its place in the executable's code. Both sides check
+//! The same executable, run again (or a copy of a process that is), which finds its function by its place in the executable's code. Both sides check
 //! that they are the same build before that place is trusted; the executable may be deleted or replaced meanwhile. A
 //! worker has:
 //!
@@ -74,7 +76,7 @@
 //!
 //! # What it does not do
 //!
-//! - It never forks without exec: that breaks threads and CUDA. It runs nothing on other machines.
+//! - It never forks your program: that breaks threads and CUDA. It runs nothing on other machines.
 //! - It does not restart a process and keeps none waiting for work: that is a pool's job.
 //! - Processes that a worker starts by other means than this crate are not supervised; they survive it.
 //! - A function in a shared library cannot be spawned: its place in the executable does not exist. That is an error.
@@ -99,6 +101,8 @@ mod control;
 mod death;
 mod entry;
 mod error;
+mod fork;
+pub mod forkserver;
 mod frame;
 mod group;
 mod hello;
@@ -106,10 +110,13 @@ mod image;
 mod launch;
 mod link;
 mod member;
+mod method;
 mod outcome;
 mod panic;
 mod process;
 mod run;
+mod server;
+mod start;
 mod story;
 mod supervisor;
 mod text;
@@ -122,5 +129,6 @@ pub use context::{SpawnContext, Stopper};
 pub use entry::init;
 pub use error::{Deadlock, Error, ErrorKind, Exit, Result, Worker};
 pub use group::Group;
+pub use method::StartMethod;
 pub use outcome::Outcome;
 pub use process::{Process, Stdin};

@@ -10,7 +10,8 @@ use crate::control::{self, Heard};
 use crate::death::{self, OomKills};
 use crate::error::{ErrorKind, Exit, Worker};
 use crate::frame::Frame;
-use crate::launch::Launched;
+use crate::hello::Handle;
+use crate::launch::{Arguments, Launched};
 use crate::link::{self, Mailbox};
 use crate::time::monotonic_nanos;
 
@@ -74,10 +75,10 @@ pub(crate) struct Member {
     /// Closed once it has ended.
     pub(crate) control: Option<OwnedFd>,
     /// Its arguments, as long as it may not have taken them.
-    arguments: Option<Mailbox>,
+    arguments: Option<Arguments>,
+    /// Names the letterbox for its result.
+    outcome: Handle,
     arena: Option<link::Member>,
-    /// The arena knows to which context it belongs.
-    noted: bool,
     arrived: bool,
     word: Word,
     panicking: Option<Panicking>,
@@ -98,7 +99,8 @@ impl Member {
         rank: usize,
         name: String,
         launched: Launched,
-        arguments: Mailbox,
+        arguments: Arguments,
+        outcome: Handle,
         deadline: Option<Instant>,
     ) -> Member {
         Member {
@@ -110,8 +112,8 @@ impl Member {
             pidfd: launched.pidfd,
             control: Some(launched.control),
             arguments: Some(arguments),
+            outcome,
             arena: None,
-            noted: false,
             arrived: false,
             word: Word::None,
             panicking: None,
@@ -120,16 +122,6 @@ impl Member {
             exit: None,
             deadline,
             settled: false,
-        }
-    }
-
-    /// Writes down, once it is known where it is in the arena, that it belongs to this context.
-    pub(crate) fn note_context(&mut self, context: u32) {
-        if let Some(member) = self
-            .arena
-            .filter(|_| !std::mem::replace(&mut self.noted, true))
-        {
-            link::note_child(member, context);
         }
     }
 
@@ -193,9 +185,11 @@ impl Member {
                     continue;
                 }
                 Heard::Silence => return,
+                // It said its last word. This end stays open: closing it would look as if this process were gone.
+                Heard::End if self.leaving => return,
                 Heard::End => {
                     self.control = None;
-                    if alive && !self.leaving {
+                    if alive {
                         self.deadline = Instant::now().checked_add(SEVERED);
                     }
                     return;
@@ -208,9 +202,12 @@ impl Member {
     fn take(&mut self, frame: Frame) -> Option<Failure> {
         let worker = self.worker.clone();
         let failure = match frame {
-            Frame::Arrived { row, epoch } => {
+            Frame::Arrived => {
                 self.arrived = true;
                 self.deadline = None;
+                return None;
+            }
+            Frame::Joined { row, epoch } => {
                 self.arena = Some(link::Member { row, epoch });
                 return None;
             }
@@ -228,10 +225,19 @@ impl Member {
                 });
                 return None;
             }
-            Frame::Returned => {
-                self.word = Word::Returned;
-                self.leave();
-                return None;
+            Frame::Returned { plain } => {
+                // On its behalf: where it lies, whoever joins finds it.
+                let kept = plain.map(|bytes| {
+                    Mailbox::open(self.outcome).and_then(|mailbox| mailbox.put_plain(&bytes))
+                });
+                if let Some(Err(error)) = kept {
+                    let reason = error.to_string();
+                    Failure::at(monotonic_nanos(), ErrorKind::ResultLost { worker, reason })
+                } else {
+                    self.word = Word::Returned;
+                    self.leave();
+                    return None;
+                }
             }
             Frame::Refused { reason } => Failure::at(0, ErrorKind::NeverStarted { worker, reason }),
             Frame::Raised {
@@ -413,6 +419,9 @@ impl Member {
                 object.record_departure(&self.worker);
             }
         }
-        link::bury(self.arena);
+        // One that said its last word would have said before that it had joined.
+        if self.arena.is_some() || self.word == Word::None {
+            link::bury(self.arena);
+        }
     }
 }

@@ -8,6 +8,7 @@ use crate::death::OomKills;
 use crate::error::{Error, ErrorKind};
 use crate::link::{Deadlock, Shared, Stopping};
 use crate::member::{Failure, Member};
+use crate::method::StartMethod;
 use crate::story::{Phase, Story};
 
 /// How long the supervisor waits for a process that SIGKILL did not end before it reports without it. Such a process
@@ -29,6 +30,7 @@ pub(crate) struct Options {
     pub(crate) grace: Duration,
     /// From the start to `init`.
     pub(crate) hello_deadline: Duration,
+    pub(crate) method: StartMethod,
 }
 
 impl Default for Options {
@@ -36,6 +38,7 @@ impl Default for Options {
         Options {
             grace: Duration::from_secs(3),
             hello_deadline: Duration::from_secs(10),
+            method: StartMethod::default(),
         }
     }
 }
@@ -114,8 +117,13 @@ impl Run {
     pub(crate) fn tick(&mut self, now: Instant, buffer: &mut Vec<u8>) {
         let mut failures = Vec::new();
         for member in &mut self.members {
-            if member.deadline().is_some_and(|deadline| deadline <= now) {
-                failures.extend(member.overdue(self.options.hello_deadline));
+            let is_due = |member: &Member| member.deadline().is_some_and(|at| at <= now);
+            if is_due(member) {
+                // It may have said what was waited for: not all that it says wakes anybody.
+                failures.extend(member.look(buffer, &self.oom_before));
+                if is_due(member) {
+                    failures.extend(member.overdue(self.options.hello_deadline));
+                }
             }
         }
         self.judge(failures, buffer);
@@ -190,7 +198,6 @@ impl Run {
         }
         for member in &mut self.members {
             member.settle(&self.shared);
-            member.note_context(self.story.id);
             let phase = if member.has_ended() {
                 Phase::Ended
             } else if member.has_returned() {

@@ -15,30 +15,36 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::getpid;
+use rustix::thread::gettid;
 
 use crate::death::{self, OomKills};
 use crate::error::{Error, ErrorKind, Result};
-use crate::launch::{Launched, Plan, launch};
+use crate::forkserver;
+use crate::launch::{Launched, Plan, launch_server};
 use crate::link::{self, Deadlock, Shared};
-use crate::member::Member;
+use crate::method::StartMethod;
 use crate::run::{Options, Run};
-use crate::story::{Story, after};
+use crate::start::{Enrolled, Start, launch_all};
+use crate::story::Story;
+use crate::trampoline::Target;
 
 /// What the supervisor can be told to do.
 enum Order {
-    Start(Start),
-    Stop { id: u32, kill: bool },
-    GiveUp { id: u32, deadlock: Deadlock },
-}
-
-/// The processes of one context, to be started.
-struct Start {
-    plans: Vec<Plan>,
-    shared: Vec<Shared>,
-    options: Options,
-    story: Arc<Story>,
-    reply: SyncSender<Result<()>>,
+    /// Start the processes of one context here, and watch them.
+    Start(Start, SyncSender<Result<()>>),
+    /// Watch the processes of one context, which were started elsewhere.
+    Watch(Enrolled),
+    /// Start a fork server.
+    Serve(Option<Target>, SyncSender<Result<Launched>>),
+    Stop {
+        id: u32,
+        kill: bool,
+    },
+    GiveUp {
+        id: u32,
+        deadlock: Deadlock,
+    },
 }
 
 /// The way to the thread.
@@ -54,27 +60,66 @@ struct Desk {
 static DESK: Mutex<Option<Arc<Desk>>> = Mutex::new(None);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the processes and watches them from then on. Returns when all have been started, or none.
-pub(crate) fn start(plans: Vec<Plan>, shared: Vec<Shared>, options: Options) -> Result<Arc<Story>> {
-    // The bell has the only token that no context can have, see `token`.
+/// Starts the processes and has them watched from then on. Returns when all have been started, or none.
+pub(crate) fn start(
+    mut plans: Vec<Plan>,
+    shared: Vec<Shared>,
+    options: Options,
+) -> Result<Arc<Story>> {
+    // The bell and fork servers have tokens that no context can have, see `token`.
     let story = Arc::new(Story::new(
         NEXT.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1),
     ));
-    let (reply, answer) = sync_channel(1);
-    let desk = desk()?;
-    desk.order(Order::Start(Start {
+    for plan in &mut plans {
+        plan.context = story.id;
+    }
+    let start = Start {
         plans,
         shared,
         options,
         story: Arc::clone(&story),
-        reply,
-    }));
-    match answer.recv() {
-        Ok(started) => started.map(|()| story),
-        Err(_) => Err(Error::new(
-            ErrorKind::Launch,
-            "the thread that starts processes has ended unexpectedly",
-        )),
+    };
+    let desk = desk()?;
+    let mut launched = None;
+    if options.method == StartMethod::Forkserver {
+        launched = forkserver::launch_all(&start.plans, options.hello_deadline)?;
+    }
+    // A child dies with the thread that started it. The main thread, too, lives as long as the process, and what it
+    // starts itself starts sooner: nobody has to be woken for it.
+    if launched.is_none() && gettid() == getpid() {
+        launched = Some(launch_all(&start.plans)?);
+    }
+    match launched {
+        Some(launched) => desk.order(Order::Watch(start.enrol(launched))),
+        None => {
+            let (reply, answer) = sync_channel(1);
+            desk.order(Order::Start(start, reply));
+            answer.recv().unwrap_or_else(|_| Err(ended()))?;
+        }
+    }
+    Ok(story)
+}
+
+/// Starts a fork server, whose children have the supervisor's thread as the one that they die with.
+pub(crate) fn start_server(preload: Option<Target>) -> Result<Launched> {
+    let (reply, answer) = sync_channel(1);
+    desk()?.order(Order::Serve(preload, reply));
+    answer.recv().unwrap_or_else(|_| Err(ended()))
+}
+
+fn ended() -> Error {
+    Error::new(
+        ErrorKind::Launch,
+        "the thread that starts processes has ended unexpectedly",
+    )
+}
+
+impl Order {
+    /// Nobody will do it. Who waits for an answer hears of that by its end.
+    fn abandon(self) {
+        if let Order::Watch(enrolled) = self {
+            enrolled.story.finish(Err(ended()));
+        }
     }
 }
 
@@ -133,6 +178,7 @@ fn desk() -> Result<Arc<Desk>> {
         epoll,
         runs: HashMap::new(),
         buffer: Vec::new(),
+        servers: HashMap::new(),
         counted: None,
     };
     thread::Builder::new()
@@ -150,12 +196,22 @@ impl Desk {
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
         // The thread may have ended just before: then nobody will take the order, and dropping it tells its sender.
         if !self.open.load(Ordering::Acquire) {
-            self.orders.lock().clear();
+            self.abandon();
         }
     }
 }
 
+impl Desk {
+    fn abandon(&self) {
+        let orders = std::mem::take(&mut *self.orders.lock());
+        orders.into_iter().for_each(Order::abandon);
+    }
+}
+
 const BELL: u64 = u64::MAX;
+
+/// Set in the token of a fork server; the rest is its process id.
+const SERVER: u64 = 1 << 63;
 
 /// How old a count of out-of-memory kills may be to stand for "before the start".
 const RECOUNT: Duration = Duration::from_secs(1);
@@ -171,6 +227,8 @@ struct Supervisor {
     runs: HashMap<u32, Run>,
     /// Where frames are received.
     buffer: Vec<u8>,
+    /// Fork servers that have not been waited for, by their tokens.
+    servers: HashMap<u64, OwnedFd>,
     /// The last count of out-of-memory kills, and when that was.
     counted: Option<(Instant, Arc<OomKills>)>,
 }
@@ -209,6 +267,8 @@ impl Supervisor {
             let token = event.data.u64();
             if token == BELL {
                 rung = true;
+            } else if token & SERVER != 0 {
+                self.wait_for_server(token);
             } else {
                 touched
                     .entry((token >> 32) as u32)
@@ -241,7 +301,17 @@ impl Supervisor {
         let orders = std::mem::take(&mut *self.desk.orders.lock());
         for order in orders {
             match order {
-                Order::Start(start) => self.start(start),
+                Order::Start(start, reply) => match launch_all(&start.plans) {
+                    Ok(launched) => {
+                        let enrolled = start.enrol(launched);
+                        // Whoever waits is told first; the rest is done while the children start.
+                        let _ = reply.send(Ok(()));
+                        self.supervise(enrolled);
+                    }
+                    Err(error) => drop(reply.send(Err(error))),
+                },
+                Order::Watch(enrolled) => self.supervise(enrolled),
+                Order::Serve(preload, reply) => drop(reply.send(self.serve_forks(preload))),
                 Order::Stop { id, kill } => {
                     if let Some(run) = self.runs.get_mut(&id) {
                         run.interrupt(kill);
@@ -256,36 +326,14 @@ impl Supervisor {
         }
     }
 
-    fn start(&mut self, start: Start) {
-        let Start {
-            plans,
+    fn supervise(&mut self, enrolled: Enrolled) {
+        let Enrolled {
+            members,
             shared,
             options,
             story,
-            reply,
-        } = start;
-        let mut launched = Vec::with_capacity(plans.len());
-        for plan in &plans {
-            match launch(plan) {
-                Ok(child) => launched.push(child),
-                Err(error) => {
-                    launched.into_iter().for_each(undo);
-                    let _ = reply.send(Err(error));
-                    return;
-                }
-            }
-        }
-        let deadline = after(options.hello_deadline);
-        let members: Vec<Member> = plans
-            .into_iter()
-            .zip(launched)
-            .map(|(plan, child)| Member::new(plan.rank, plan.name, child, plan.arguments, deadline))
-            .collect();
-        shared.iter().for_each(Shared::adopt);
-        story.begin(members.iter().map(|member| member.worker.clone()));
+        } = enrolled;
         let id = story.id;
-        // Whoever waits is told first; the rest is done while the children start.
-        let _ = reply.send(Ok(()));
         let mut run = Run::new(story, members, shared, options, self.oom_kills());
         let watched = self.watch(id, &run);
         if let Err(errno) = watched {
@@ -296,6 +344,33 @@ impl Supervisor {
         let all = (0..run.members().len()).collect();
         run.look(&all, &mut self.buffer);
         self.runs.insert(id, run);
+    }
+
+    /// Starts a fork server, and sees to it that it is waited for whenever it ends.
+    fn serve_forks(&mut self, preload: Option<Target>) -> Result<Launched> {
+        let mut launched = launch_server(preload.as_ref())?;
+        // It is watched by the descriptor that stays here; whoever asked for it signals it by the other.
+        let ours = launched.pidfd.take();
+        launched.pidfd = ours.as_ref().and_then(|ours| ours.try_clone().ok());
+        if let Some(ours) = ours {
+            let token = SERVER | u64::from(launched.pid);
+            let (data, flags) = (epoll::EventData::new_u64(token), epoll::EventFlags::IN);
+            let edge = flags | epoll::EventFlags::ET;
+            if let Err(errno) = epoll::add(&self.epoll, &ours, data, edge) {
+                tracing::warn!(%errno, "the fork server cannot be watched; it stays a zombie when it ends");
+            }
+            self.servers.insert(token, ours);
+        }
+        Ok(launched)
+    }
+
+    fn wait_for_server(&mut self, token: u64) {
+        if let Some(pidfd) = self.servers.get(&token)
+            && let Some(exit) = death::look(pidfd)
+        {
+            tracing::debug!(%exit, "the fork server has ended");
+            self.servers.remove(&token);
+        }
     }
 
     /// How many out-of-memory kills there were, not long ago. Reading the counters anew for each of many quick starts
@@ -313,16 +388,20 @@ impl Supervisor {
 
     /// Edges, not levels: a descriptor that is closed here stays in the epoll as long as a forked child of the host
     /// has a copy of it, and would be reported without end. A look always takes all that is there.
+    ///
+    /// What a child says while it runs its function wakes nobody; it is read when there is reason to look. It shuts
+    /// its side of the socket down after its last word, and that is reported, once: its end is seen by the other
+    /// descriptor.
     fn watch(&self, id: u32, run: &Run) -> Result<(), Errno> {
+        let last_word =
+            epoll::EventFlags::RDHUP | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
+        let end = epoll::EventFlags::IN | epoll::EventFlags::ET;
         for member in run.members() {
             let data = epoll::EventData::new_u64(token(id, member.worker.rank));
-            for descriptor in [&member.pidfd, &member.control].into_iter().flatten() {
-                epoll::add(
-                    &self.epoll,
-                    descriptor.as_fd(),
-                    data,
-                    epoll::EventFlags::IN | epoll::EventFlags::ET,
-                )?;
+            for (descriptor, flags) in [(&member.pidfd, end), (&member.control, last_word)] {
+                if let Some(descriptor) = descriptor {
+                    epoll::add(&self.epoll, descriptor.as_fd(), data, flags)?;
+                }
             }
         }
         Ok(())
@@ -332,18 +411,10 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         self.desk.open.store(false, Ordering::Release);
-        self.desk.orders.lock().clear();
+        self.desk.abandon();
         for run in self.runs.values_mut() {
             run.abandon();
         }
-    }
-}
-
-/// Ends a child of a context that could not be started as a whole.
-fn undo(child: Launched) {
-    if let Some(pidfd) = &child.pidfd {
-        let _ = pidfd_send_signal(pidfd, Signal::KILL);
-        death::wait(pidfd);
     }
 }
 

@@ -1,5 +1,5 @@
-//! From a function to an offset and back. Besides `text`, which asks the loader where the code is, this is the only
-//! file of this crate with `unsafe` in it.
+//! From a function to an offset and back. Besides `text`, which asks the loader where the code is, and `fork`, which
+//! copies a process, this is the only file of this crate with `unsafe` in it.
 //!
 //! For each function that is spawned the compiler makes one [`trampoline`], a plain function of ours that knows the
 //! types. The parent sends where it is; the child, which runs the same image, calls it. The function itself is a type
@@ -45,11 +45,45 @@ where
         );
     }
     let name = std::any::type_name::<F>();
-    let trampoline: Trampoline = trampoline::<F, A, R>;
+    place(
+        image,
+        trampoline::<F, A, R>,
+        Signature::of::<F, A, R>(),
+        name,
+    )
+}
+
+/// Names `F` for a fork server that runs `image`.
+pub(crate) fn preload_target<F>(image: &Image) -> Result<Target, String>
+where
+    F: Fn() + Copy + Send + 'static,
+{
+    const {
+        assert!(
+            size_of::<F>() == 0,
+            "preload takes a function item or a closure that captures nothing: the fork server does not have what was \
+             captured, nor what a function pointer points to"
+        );
+    }
+    let name = std::any::type_name::<F>();
+    place(
+        image,
+        preload_trampoline::<F>,
+        Signature::of::<F, (), ()>(),
+        name,
+    )
+}
+
+fn place(
+    image: &Image,
+    trampoline: Trampoline,
+    signature: Signature,
+    name: &'static str,
+) -> Result<Target, String> {
     match image.offset_of(trampoline as usize) {
         Some(offset) => Ok(Target {
             offset,
-            signature: Signature::of::<F, A, R>(),
+            signature,
             name,
         }),
         None => Err(format!(
@@ -101,6 +135,17 @@ where
     worker::run(call, conjure::<F>())
 }
 
+/// Calls `F`, which is to prepare a fork server.
+fn preload_trampoline<F>(call: &Call<'_>) -> i32
+where
+    F: Fn() + Copy + Send + 'static,
+{
+    if call.hello.signature == Signature::of::<F, (), ()>() {
+        conjure::<F>()();
+    }
+    0
+}
+
 /// The one value of a type without size.
 ///
 /// What this cannot see is a captured value that has no size itself, such as a token that proves something: the child
@@ -143,6 +188,10 @@ mod tests {
             rank: 0,
             depth: 1,
             stdin: false,
+            role: crate::hello::WORKER,
+            inline: false,
+            supervisor: crate::link::Member::default(),
+            context: 0,
             name: "x".into(),
         })
     }

@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::control;
-use crate::frame::{Frame, clip};
+use crate::error::BoxError;
+use crate::frame::{Frame, PLAIN, clip};
 use crate::hello::Hello;
 use crate::link::{self, Mailbox};
 use crate::outcome::{Outcome, tell};
@@ -27,21 +28,23 @@ pub(crate) const REFUSED: i32 = 70;
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) hello: &'a Hello,
+    /// The arguments, if they came with the greeting.
+    pub(crate) plain: &'a [u8],
     pub(crate) control: BorrowedFd<'a>,
 }
 
 impl Call<'_> {
     /// Tells the parent why the function is not run, and gives the exit code for that.
     pub(crate) fn refuse(&self, reason: String) -> i32 {
-        self.say(&Frame::Refused {
+        self.say_last(&Frame::Refused {
             reason: clip(reason),
         });
         REFUSED
     }
 
     /// A parent that is gone needs no news, and the watcher ends this process then.
-    fn say(&self, frame: &Frame) {
-        if let Err(errno) = control::tell(self.control, frame) {
+    fn say_last(&self, frame: &Frame) {
+        if let Err(errno) = control::tell_last(self.control, frame) {
             tracing::debug!(%errno, "the parent could not be told");
         }
     }
@@ -54,7 +57,7 @@ where
     A: Serialize + DeserializeOwned,
     R: Outcome,
 {
-    let arguments = match catch_unwind(AssertUnwindSafe(|| arguments::<A>(call.hello))) {
+    let arguments = match catch_unwind(AssertUnwindSafe(|| arguments::<A>(call))) {
         Ok(Ok(arguments)) => arguments,
         Ok(Err(reason)) => return call.refuse(reason),
         Err(payload) => {
@@ -87,20 +90,26 @@ where
                 )
             }
         };
-    call.say(&frame);
+    call.say_last(&frame);
     code
 }
 
-fn arguments<A: DeserializeOwned>(hello: &Hello) -> Result<A, String> {
-    let mailbox = Mailbox::open(hello.arguments)
+fn arguments<A: DeserializeOwned>(call: &Call<'_>) -> Result<A, String> {
+    let unreadable = |error| {
+        format!(
+            "its arguments of type `{}` could not be read: {error}",
+            std::any::type_name::<A>()
+        )
+    };
+    if call.hello.inline == 1 {
+        return link::read_plain(call.plain).map_err(unreadable);
+    }
+    let mailbox = Mailbox::open(call.hello.arguments)
         .map_err(|error| format!("its arguments were not found: {error}"))?;
     match mailbox.take() {
         Ok(Some(arguments)) => Ok(arguments),
         Ok(None) => Err("its arguments were not in their letterbox".to_owned()),
-        Err(error) => Err(format!(
-            "its arguments of type `{}` could not be read: {error}",
-            std::any::type_name::<A>()
-        )),
+        Err(error) => Err(unreadable(error)),
     }
 }
 
@@ -112,8 +121,8 @@ fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
         .into_result()
         .and_then(|value| link::take_unreported().map_or(Ok(value), |error| Err(error.into())));
     match outcome {
-        Ok(value) => match Mailbox::open(hello.outcome).and_then(|mailbox| mailbox.put(value)) {
-            Ok(()) => (Frame::Returned, SUCCESS),
+        Ok(value) => match post(hello, value) {
+            Ok(plain) => (Frame::Returned { plain }, SUCCESS),
             Err(error) => (
                 Frame::ResultLost {
                     at,
@@ -133,6 +142,18 @@ fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
                 },
                 RAISED,
             )
+        }
+    }
+}
+
+/// Brings a value on its way: gives it as bytes if it is small and nothing of the arena is in it, else puts it into its
+/// letterbox.
+fn post<T: Serialize>(hello: &Hello, value: T) -> Result<Option<Vec<u8>>, BoxError> {
+    match link::plain(&value).filter(|bytes| bytes.len() <= PLAIN) {
+        Some(bytes) => Ok(Some(bytes)),
+        None => {
+            Mailbox::open(hello.outcome)?.put(value)?;
+            Ok(None)
         }
     }
 }

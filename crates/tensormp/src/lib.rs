@@ -48,7 +48,7 @@ mod error;
 
 /// The crate `spawn`, whose function of the same name is [`spawn`](spawn()).
 pub use ::spawn as spawn_api;
-pub use ::spawn::{Group, Process, SpawnContext, Stdin, init, spawn};
+pub use ::spawn::{Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, spawn};
 pub use error::{Error, Result};
 pub use mp_queue::{
     self, Barrier, Event, LaneReceiver, LaneSender, PutError, Queue, Receiver, Sender, pair,

@@ -210,13 +210,15 @@ impl Drop for Waiting {
 }
 
 impl Arena {
-    /// Writes down that the participant `child` belongs to context `context` of this one, so that a wait for it is
-    /// understood by others.
-    pub fn note_child(&self, child: Owner, context: u32) {
+    /// Writes down that this participant belongs to context `context` of `supervisor`, so that a wait of that one for
+    /// this one is understood by others.
+    pub fn note_supervisor(&self, supervisor: Owner, context: u32) {
         let me = self.me();
-        if let Some(row) = Row::get(self.segment(), child.row).filter(|_| !self.is_forked()) {
-            row.word(row::CONTEXT)
-                .store(scan::context_word(me, context, child), Ordering::Release);
+        if let Some(row) = Row::get(self.segment(), me.row).filter(|_| !self.is_forked()) {
+            row.word(row::CONTEXT).store(
+                scan::context_word(supervisor, context, me),
+                Ordering::Release,
+            );
         }
     }
 

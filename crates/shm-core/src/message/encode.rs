@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use super::decode::{Arrived, decode_with};
+use super::decode::{Arrived, Entries, decode_with};
 use super::parse::{
     Body, Entry, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
     parse_spilled, words_of,
@@ -224,6 +224,23 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
     finished.map_err(|error| EncodeError { error, value: None })
 }
 
+/// The bytes of a value in which nothing of an arena is; `None` if something is, or postcard cannot say it: then
+/// [`encode`] sends it, or tells why not. Needs no arena.
+pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
+    // Outside of a scope, what is of an arena refuses to be written.
+    let outer = ENCODING.take();
+    let _guard = EncodeGuard(outer);
+    postcard::serialize_with_flavor(&Whole(value), Append(Vec::new())).ok()
+}
+
+/// The value that these bytes are, as [`plain`] or [`Outgoing::plain`] gave them.
+///
+/// # Errors
+/// `Decode` when the type does not read what was written.
+pub fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    decode_with(Entries::default(), bytes)
+}
+
 /// Checks that exclusive handles are really gone, and lays the message out.
 fn finish(arena: &Arena, mut pins: Pins, table: &[u8], body: &[u8]) -> Result<Outgoing> {
     for pin in pins.iter().filter(|pin| pin.what.is_exclusive()) {
@@ -287,6 +304,28 @@ fn finish(arena: &Arena, mut pins: Pins, table: &[u8], body: &[u8]) -> Result<Ou
 }
 
 impl Outgoing {
+    /// A message of what [`plain`] gave.
+    ///
+    /// # Errors
+    /// `OutOfRoom` when it needs a block of its own and there is none.
+    pub fn from_plain(arena: &Arena, bytes: &[u8]) -> Result<Self> {
+        arena.check_not_forked("sending a message")?;
+        finish(arena, Pins::default(), &[], bytes)
+    }
+
+    /// The bytes of a message in which nothing of the arena is, if there are at most `longest`.
+    #[must_use]
+    pub fn plain(&self, longest: usize) -> Option<Vec<u8>> {
+        let is_spilled = self.payload[0] as u8 == FORM_SPILLED;
+        if self.pins.len() > usize::from(is_spilled)
+            || (is_spilled && self.payload[3] as usize > longest + 24)
+        {
+            return None;
+        }
+        let body = View::parse(self).ok()?.body;
+        (body.len() <= longest).then(|| body.to_vec())
+    }
+
     /// The value back out of a message that was not sent.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ pub(crate) use decode::{Arrived, Entries};
 pub(crate) use encode::Pin;
 #[cfg(test)]
 pub(crate) use encode::Pins;
-pub use encode::{EncodeError, Outgoing, encode};
+pub use encode::{EncodeError, Outgoing, encode, plain, read_plain};
 pub(crate) use parse::What;
 pub(crate) use parse::{FORM_SLOT, Parsed, parse};
 pub(crate) use serde::{

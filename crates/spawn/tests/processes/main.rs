@@ -10,6 +10,7 @@ use libtest_mimic::{Arguments, Trial};
 mod arena;
 mod endings;
 mod entry;
+mod forkserver;
 mod group;
 mod scenes;
 mod stopping;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         arena::tests(),
         endings::tests(),
         entry::tests(),
+        forkserver::tests(),
         group::tests(),
         stopping::tests(),
         scenes::tests(),

@@ -4,12 +4,13 @@ use std::io::{BufRead, BufReader};
 use std::process::ExitCode;
 
 use libtest_mimic::Trial;
-use spawn::{ErrorKind, Exit, spawn};
+use spawn::{ErrorKind, Exit};
 
 use crate::arena;
 use crate::entry;
+use crate::forkserver;
 use crate::support::{
-    self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, wait_for_end,
+    self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, spawn, wait_for_end,
 };
 use crate::trials;
 
@@ -38,6 +39,7 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "many" => many_scene(),
         "limit" => limit_scene(),
         "deleted" => deleted_scene(),
+        other if forkserver::play(other) => {}
         _ => {
             eprintln!("there is no scene {name:?}");
             return ExitCode::FAILURE;
@@ -196,13 +198,15 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// How many processes, dead or alive, have this one as their parent.
+/// How many processes, dead or alive, have this one as their parent, beside its fork server.
 fn zombies_and_children() -> usize {
     let me = std::process::id().to_string();
+    let server = ::spawn::forkserver::pid().map(|pid| pid.to_string());
     std::fs::read_dir("/proc")
         .unwrap()
         .flatten()
         .filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok())
+        .filter(|stat| stat.split_whitespace().next() != server.as_deref())
         // "pid (name) state parent …", and the name may contain anything.
         .filter(|stat| {
             stat.rsplit(')')
