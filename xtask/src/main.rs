@@ -48,6 +48,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if bench::is_nothing() {
+        return ExitCode::SUCCESS;
+    }
+    // The processes that `bench spawn` starts are this program.
+    spawn::init();
     let done = match Cli::parse().command {
         Command::Test(args) => test::run(&args),
         Command::Ci => ci::run(),

@@ -1,12 +1,14 @@
 //! All suites, their cases, and each subject by its name, which is how the two processes find it.
 
 use pipeline::Topology;
+use spawn::StartMethod;
 
 use super::floor::{CacheLine, FutexWake};
 use super::memory::{FirstTouch, Memcpy};
 use super::payload::{LARGE, SIZES};
 use super::queue::{Kind, Queued};
 use super::ring::{Ring, Waiting};
+use super::start::{Peer, Start, Way};
 use super::stream::{Stream, Transport};
 use super::subject::Subject;
 
@@ -18,6 +20,8 @@ pub(crate) enum Suite {
     Handoff,
     /// A tensor through a queue: put in one process, got in the other.
     Queue,
+    /// Starting a process, running a function in it, and waiting for it.
+    Spawn,
 }
 
 /// A subject and the floor that fits it; none: the subject itself.
@@ -28,7 +32,7 @@ pub(crate) struct Case {
 
 impl Suite {
     pub(crate) fn all() -> Vec<Suite> {
-        vec![Suite::Floor, Suite::Handoff, Suite::Queue]
+        vec![Suite::Floor, Suite::Handoff, Suite::Queue, Suite::Spawn]
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -36,6 +40,7 @@ impl Suite {
             Suite::Floor => "floor",
             Suite::Handoff => "handoff",
             Suite::Queue => "queue",
+            Suite::Spawn => "spawn",
         }
     }
 
@@ -61,6 +66,7 @@ impl Suite {
                 .into_iter()
                 .map(|kind| Case::busy(Queued { kind, size: LARGE }))
                 .collect(),
+            Suite::Spawn => starts(),
         }
     }
 }
@@ -102,6 +108,23 @@ fn handoff() -> Vec<Case> {
     cases
 }
 
+fn starts() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let start = |way, large| Start { way, large };
+    for large in [false, true] {
+        cases.extend(StartMethod::ALL.map(|method| Case {
+            subject: Box::new(start(Way::Method(method), large)),
+            floor: Some(Box::new(start(Way::Again, false))),
+        }));
+    }
+    let peer = |name, order| Box::new(Peer { order, name });
+    cases.push(Case {
+        subject: peer("procspawn", "procspawn"),
+        floor: Some(peer("run again, peer", "floor")),
+    });
+    cases
+}
+
 /// The subject or floor of that name.
 pub(crate) fn find(name: &str) -> Option<Box<dyn Subject>> {
     let cases = Suite::all().into_iter().flat_map(Suite::cases);
@@ -135,6 +158,9 @@ mod tests {
             "ring parked 1MiB",
             "pipe 12MB",
             "unix 4KiB",
+            "spawn",
+            "forkserver 8GiB",
+            "procspawn",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

@@ -1,7 +1,8 @@
 //! Measure hand-overs between two real processes, against the floor of this machine.
 //!
 //! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
-//! `handoff` (the same payloads by each transport) and `queue` (a tensor through a queue). Floor and subject alternate in short batches, and a ratio is the median
+//! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue) and `spawn` (starting a process, by
+//! each method and by another crate, against running this program again). Floor and subject alternate in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
 mod arena;
@@ -19,6 +20,7 @@ mod payload;
 mod queue;
 mod report;
 mod ring;
+mod start;
 mod stats;
 mod stream;
 mod subject;
@@ -77,6 +79,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut all = Vec::new();
     for suite in suites {
         for case in suite.cases() {
+            if let Err(reason) = case.subject.prepare() {
+                eprintln!(
+                    "left out {}: {}: {reason}",
+                    suite.name(),
+                    case.subject.name()
+                );
+                continue;
+            }
             eprintln!("measuring {}: {}", suite.name(), case.subject.name());
             let figures = harness::measure(suite.name(), &case, effort, pins)?;
             if args.json {
@@ -93,6 +103,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         report::save(name, &all, &table, &machine::notes(pins))?;
     }
     Ok(())
+}
+
+/// Whether this process was started to do nothing: the floor of starting one.
+pub(crate) fn is_nothing() -> bool {
+    std::env::args_os()
+        .nth(1)
+        .is_some_and(|word| word == start::NOTHING)
 }
 
 /// The same command, by an optimised xtask: `cargo xtask` itself is built for a quick start.

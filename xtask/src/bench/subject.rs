@@ -58,6 +58,10 @@ pub(crate) trait Subject {
     }
     /// Samples in a batch: some ten milliseconds' worth, so that floor and subject meet the same machine.
     fn batch(&self) -> usize;
+    /// Makes what has to be there before anything is measured, or says why the case must be left out.
+    fn prepare(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
     fn connect(&self) -> Result<Connection>;
     fn open(&self, side: Side, link: Link) -> Result<Box<dyn End>>;
 }
