@@ -29,3 +29,9 @@ pub struct Tensors;
 #[doc = include_str!("../../docs/src/strategies.md")]
 #[derive(Debug)]
 pub struct Strategies;
+
+/// How processes are started.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/starting.md")]
+#[derive(Debug)]
+pub struct Starting;
