@@ -9,8 +9,9 @@ use serde::de::DeserializeOwned;
 use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
 use crate::hello::Handle;
 use crate::link::Mailbox;
-use crate::story::{Story, after};
+use crate::story::{Phase, Story, after};
 use crate::supervisor;
+use crate::tail::Tail;
 
 /// Reads a value out of its letterbox, if it is there.
 type Read<R> = Box<dyn Fn(&Mailbox) -> Result<Option<R>, BoxError> + Send + Sync>;
@@ -77,15 +78,51 @@ impl Stopper {
 #[must_use = "dropping it stops the processes; keep it and call `join`"]
 pub struct SpawnContext<R> {
     story: Arc<Story>,
-    inboxes: Vec<Inbox<R>>,
+    /// By rank; `None` for a daemon, whose result nobody waits for.
+    inboxes: Vec<Option<Inbox<R>>>,
+    /// Kept so that what daemons return has a place.
+    daemons: Vec<Inbox<R>>,
+    /// The ends of what the processes write to their stderr, where they are kept.
+    tails: Vec<Arc<Tail>>,
+    /// How many ends `wait_any` has told.
+    told: usize,
     end: Option<Result<Vec<R>>>,
 }
 
+/// A process of a [`SpawnContext`] and where it is in its life; given by [`SpawnContext::processes`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcessState {
+    /// Its rank, process id and name.
+    pub worker: Worker,
+    /// Where it is.
+    pub phase: Phase,
+}
+
 impl<R> SpawnContext<R> {
-    pub(crate) fn new(story: Arc<Story>, inboxes: Vec<Inbox<R>>) -> SpawnContext<R> {
+    /// Of processes whose inboxes come with whether the process is a daemon.
+    pub(crate) fn new(
+        story: Arc<Story>,
+        inboxes: Vec<(Inbox<R>, bool)>,
+        tails: Vec<Arc<Tail>>,
+    ) -> SpawnContext<R> {
+        let mut daemons = Vec::new();
+        let inboxes = inboxes
+            .into_iter()
+            .map(|(inbox, daemon)| {
+                if daemon {
+                    daemons.push(inbox);
+                    return None;
+                }
+                Some(inbox)
+            })
+            .collect();
         SpawnContext {
             story,
             inboxes,
+            daemons,
+            tails,
+            told: 0,
             end: None,
         }
     }
@@ -128,6 +165,79 @@ impl<R> SpawnContext<R> {
         }
     }
 
+    /// Like [`join_timeout`](SpawnContext::join_timeout), without waiting.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of any process, by time.
+    pub fn try_join(&mut self) -> Result<Option<&[R]>> {
+        self.join_timeout(Duration::ZERO)
+    }
+
+    /// Like [`join_timeout`](SpawnContext::join_timeout), with another grace period than the context was made with:
+    /// from now on, what stops has `grace` from SIGTERM to SIGKILL. The two arguments of `join` in torch.
+    ///
+    /// The timeout is the one limit for all of it: it does not start again with each process, and when it ends while
+    /// processes are being stopped, that is `None` too, and they go on being stopped.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of any process, by time.
+    pub fn join_within(&mut self, timeout: Duration, grace: Duration) -> Result<Option<&[R]>> {
+        supervisor::set_grace(&self.story, grace);
+        self.join_timeout(timeout)
+    }
+
+    /// Waits until a process has ended that no earlier call told of, whatever its rank. `None` when all have been told.
+    ///
+    /// ```no_run
+    /// # fn work(_rank: usize, _: ()) {}
+    /// # fn main() -> spawn::Result<()> {
+    /// # spawn::init();
+    /// let mut context = spawn::spawn(work, (), 4)?;
+    /// while let Some(worker) = context.wait_any()? {
+    ///     println!("{worker} is done");
+    /// }
+    /// context.join()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The first failure of any process, by time, once it is known and the others have been stopped.
+    pub fn wait_any(&mut self) -> Result<Option<Worker>> {
+        let Some(worker) = self.story.wait_for_end_of(self.told) else {
+            return self.join().map(|_| None);
+        };
+        // One that ended badly stops the others; then that is the news.
+        let failed = self
+            .story
+            .members()
+            .iter()
+            .any(|(_, phase)| matches!(phase, Phase::Failed | Phase::Ended));
+        if failed {
+            self.join()?;
+        }
+        self.told += 1;
+        Ok(Some(worker))
+    }
+
+    /// Lets the processes live on, supervised by nobody: they no longer end when this process does. Returns when each
+    /// has confirmed that.
+    ///
+    /// What they return goes nowhere, and what becomes of them is told to nobody. As long as this process lives it
+    /// reaps them. One whose stderr's tail is kept loses its stderr with this process.
+    ///
+    /// # Errors
+    ///
+    /// When one has failed, or does not confirm in the time that a process has to reach [`init`](crate::init); then all
+    /// are stopped, as by dropping the context.
+    pub fn detach(self) -> Result<Vec<Worker>> {
+        supervisor::detach(&self.story)?;
+        Ok(self.workers())
+    }
+
     /// Waits as [`join`](SpawnContext::join) does, and gives the values away.
     ///
     /// # Errors
@@ -153,6 +263,15 @@ impl<R> SpawnContext<R> {
             .members()
             .into_iter()
             .map(|(worker, _)| worker)
+            .collect()
+    }
+
+    /// The processes and where each is in its life, in the order of their ranks.
+    pub fn processes(&self) -> Vec<ProcessState> {
+        self.story
+            .members()
+            .into_iter()
+            .map(|(worker, phase)| ProcessState { worker, phase })
             .collect()
     }
 
@@ -185,15 +304,22 @@ impl<R> SpawnContext<R> {
             return;
         };
         let workers = self.workers();
+        // What they wrote comes before what is told about them.
+        self.tails.drain(..).for_each(|tail| tail.flush());
         self.end = Some(end.and_then(|()| {
             self.inboxes
                 .iter()
                 .zip(workers)
-                .map(|(inbox, worker)| inbox.open(worker))
+                .filter_map(|(inbox, worker)| inbox.as_ref().map(|inbox| inbox.open(worker)))
                 .collect()
         }));
         // The letterboxes have nothing more to give.
         self.inboxes.clear();
+        self.daemons.clear();
+    }
+
+    pub(crate) fn story(&self) -> &Story {
+        &self.story
     }
 
     fn told(&self) -> Result<&[R]> {
@@ -220,6 +346,7 @@ impl<R> Drop for SpawnContext<R> {
             // Bounded: grace, SIGKILL, and a limit for what even that does not end.
             self.story.wait(None, drop);
         }
+        self.tails.drain(..).for_each(|tail| tail.flush());
     }
 }
 

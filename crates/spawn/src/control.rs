@@ -14,7 +14,8 @@ use rustix::net::{
 
 use crate::frame::{FRAME, Frame};
 
-/// The most descriptors in one packet: a control socket, stdout, stderr, a working directory. A greeting has two.
+/// The most descriptors in one packet: a control socket, stdout, stderr, a working directory. A greeting has three:
+/// the arena, a stdin, a stdout.
 const DESCRIPTORS: usize = 4;
 
 /// A packet and what came with it.

@@ -18,7 +18,8 @@ use rustix::process::{
     Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
 };
 
-use crate::control::{self, Packet};
+use crate::control;
+use crate::door::{self, Door};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{Frame, clip};
 use crate::hello::{Hello, INLINE, SERVER};
@@ -26,6 +27,9 @@ use crate::image::image;
 use crate::link;
 use crate::panic;
 use crate::server;
+use crate::setup::{ORDERS, Orders};
+use crate::signals;
+use crate::testing;
 use crate::trampoline::{self, Trampoline};
 use crate::worker::{Call, REFUSED};
 
@@ -47,6 +51,8 @@ static SUPERVISOR: OnceLock<(link::Member, u32)> = OnceLock::new();
 
 /// A worker's name.
 static NAME: OnceLock<String> = OnceLock::new();
+/// What a parent says to a child that shall outlive it.
+pub(crate) const DETACH: &[u8] = b"detach";
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
@@ -66,12 +72,18 @@ static DEPTH: OnceLock<u32> = OnceLock::new();
 /// }
 /// ```
 pub fn init() {
+    init_with(&[]);
+}
+
+/// [`init`] for an executable that is the worker of other programs too: they find these functions by name. What
+/// [`worker_main!`](crate::worker_main) calls.
+pub fn init_with(doors: &[Door]) {
     if INITIALIZED.swap(true, Ordering::Relaxed) {
         return;
     }
     match role() {
         Role::Program => {}
-        Role::Worker => serve(),
+        Role::Worker => serve(doors),
         Role::Broken(reason) => {
             eprintln!("this process is a worker, but {reason}");
             std::process::exit(REFUSED);
@@ -79,16 +91,17 @@ pub fn init() {
     }
 }
 
-/// Checks that a child of this process would know what it is, and gives the depth that it would have.
-pub(crate) fn depth_of_a_child() -> Result<u32> {
-    if !INITIALIZED.load(Ordering::Relaxed) {
-        let message = if std::env::var_os(MARKER).is_some() {
+/// Checks that a child of this process would know what it is, and gives the depth that it would have. A child that is
+/// another executable knows by itself, unless this process is one that did not.
+pub(crate) fn depth_of_a_child(foreign: bool) -> Result<u32> {
+    let marked = std::env::var_os(MARKER).is_some();
+    if !INITIALIZED.load(Ordering::Relaxed) && (marked || !foreign) {
+        let message = if marked {
             "this process was started as a worker and has not called `init` yet, so what it spawns would spawn again \
              without end: make `init()` the first line of `main`"
         } else {
             "`init` was not called in this process, and a child is the same executable run again, which would not know \
-             that it is one: make `init()` the first line of `main` (a test needs a `main` for that: see \"Tests\" in \
-             the documentation of this crate)"
+             that it is one: make `init()` the first line of `main`, or `spawn::init_in_test!()` that of a test"
         };
         return Err(Error::new(ErrorKind::NotInitialized, message));
     }
@@ -139,7 +152,8 @@ fn role() -> Role {
 
 /// The whole life of a worker, on its main thread. That of a fork server begins the same way, and each of its copies
 /// comes back to the beginning.
-fn serve() -> ! {
+fn serve(doors: &[Door]) -> ! {
+    signals::reset();
     loop {
         let control = match take_stdin() {
             Ok(control) => control,
@@ -155,12 +169,14 @@ fn serve() -> ! {
             tracing::debug!(%errno, "no parent-death signal; the control socket has to do");
         }
         match greet(&control) {
-            Ok(Some((hello, _))) if hello.role == SERVER => server::serve(&hello, control),
-            Ok(Some((hello, packet))) => {
-                let _ = DEPTH.set(hello.depth);
+            Ok(Some(Greeted { hello, .. })) if hello.role == SERVER => {
+                server::serve(&hello, control);
+            }
+            Ok(Some(greeting)) => {
+                let _ = DEPTH.set(greeting.hello.depth);
                 // Open until the process ends, because its end is the news of that.
                 let control: &'static OwnedFd = Box::leak(Box::new(control));
-                work(hello, packet, control)
+                work(greeting, doors, control)
             }
             // The parent is gone: nobody waits for an explanation.
             Ok(None) => die(),
@@ -170,19 +186,25 @@ fn serve() -> ! {
 }
 
 /// Runs the function on a thread of its own, which ends the process, and watches the parent meanwhile.
-fn work(hello: Hello, packet: Packet, control: &'static OwnedFd) -> ! {
+fn work(greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> ! {
+    let name = greeting.hello.name();
     let _ = CONTROL.set(control);
-    let _ = NAME.set(hello.name());
-    let _ = SUPERVISOR.set((hello.supervisor(), hello.context));
+    let _ = NAME.set(name.clone());
+    let _ = SUPERVISOR.set((greeting.hello.supervisor(), greeting.hello.context));
     // Until the process ends.
     let _serving = link::serve();
-    name_process(&hello.name());
+    name_process(&name);
+    // Nice values and processors are inherited by threads, so before there is another one.
+    if let Err(reason) = greeting.orders.follow() {
+        refuse(control, reason);
+    }
+    let doors = doors.to_vec();
     let started = thread::Builder::new()
-        .name(hello.name())
+        .name(name)
         .stack_size(STACK)
         .spawn(move || {
             // A panic of ours, not of the function, must not leave the process waiting for its parent.
-            let code = catch_unwind(AssertUnwindSafe(|| run(&hello, packet, control)));
+            let code = catch_unwind(AssertUnwindSafe(|| run(greeting, &doors, control)));
             // Runs the exit handlers, and before them drops this thread's own variables.
             std::process::exit(code.unwrap_or(REFUSED))
         });
@@ -196,13 +218,14 @@ fn work(hello: Hello, packet: Packet, control: &'static OwnedFd) -> ! {
 }
 
 /// Gives the exit code.
-fn run(hello: &Hello, packet: Packet, control: &'static OwnedFd) -> i32 {
+fn run(mut greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> i32 {
+    let (hello, plain) = (greeting.hello, std::mem::take(&mut greeting.plain));
     let call = Call {
-        hello,
-        plain: &packet.bytes,
+        hello: &hello,
+        plain: &plain,
         control: control.as_fd(),
     };
-    match prepare(hello, packet.descriptors, control) {
+    match prepare(greeting, doors, control) {
         Ok(trampoline) => {
             panic::enter_function();
             trampoline(&call)
@@ -231,28 +254,59 @@ fn take_stdin() -> Result<OwnedFd, Errno> {
     Ok(control)
 }
 
+/// What a parent said, and what came with it.
+struct Greeted {
+    hello: Hello,
+    orders: Orders,
+    /// The arguments, if they came along.
+    plain: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
 /// Reads the greeting and what came with it. `None`: there is no parent.
-fn greet(control: &OwnedFd) -> Result<Option<(Hello, Packet)>, String> {
-    let Some(mut packet) = control::receive(control.as_fd(), size_of::<Hello>() + INLINE)? else {
+fn greet(control: &OwnedFd) -> Result<Option<Greeted>, String> {
+    let Some(packet) = control::receive(control.as_fd(), size_of::<Hello>() + ORDERS + INLINE)?
+    else {
         return Ok(None);
     };
-    let hello = Hello::read(&packet.bytes)?;
+    let (hello, rest) = packet
+        .bytes
+        .split_at(packet.bytes.len().min(size_of::<Hello>()));
+    let hello = Hello::read(hello)?;
+    let (orders, plain) = match hello.role {
+        SERVER => (Orders::default(), rest),
+        _ => Orders::read(rest)?,
+    };
     // A parent in another pid namespace has no id here; then the socket alone has to tell.
     if getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() != hello.parent)
     {
         return Ok(None);
     }
-    packet.bytes.drain(..size_of::<Hello>());
-    Ok(Some((hello, packet)))
+    testing::reach_by(&orders.arguments);
+    Ok(Some(Greeted {
+        hello,
+        orders,
+        plain: plain.to_vec(),
+        descriptors: packet.descriptors,
+    }))
 }
 
 /// Makes the process what the greeting says (its stdin, its place in the arena), and finds its function.
 fn prepare(
-    hello: &Hello,
-    descriptors: Vec<OwnedFd>,
+    greeting: Greeted,
+    doors: &[Door],
     control: &'static OwnedFd,
 ) -> Result<Trampoline, String> {
-    let trampoline = trampoline::resolve(image()?, hello)?;
+    let Greeted {
+        hello,
+        orders,
+        descriptors,
+        ..
+    } = greeting;
+    let trampoline = match &orders.door {
+        Some(name) => door::find(doors, name)?,
+        None => trampoline::resolve(image()?, &hello)?,
+    };
     let mut descriptors = descriptors.into_iter();
     let Some(arena) = descriptors.next() else {
         return Err("the greeting came without the arena's descriptor".to_owned());
@@ -263,6 +317,13 @@ fn prepare(
         };
         rustix::stdio::dup2_stdin(&stdin)
             .map_err(|errno| format!("its stdin could not be put in place: {errno}"))?;
+    }
+    if orders.stdout {
+        let Some(stdout) = descriptors.next() else {
+            return Err("the greeting came without the stdout that it promises".to_owned());
+        };
+        rustix::stdio::dup2_stdout(&stdout)
+            .map_err(|errno| format!("its stdout could not be put in place: {errno}"))?;
     }
     link::expect(arena, has_joined)
         .map_err(|error| format!("it has no use for the arena: {error}"))?;
@@ -288,6 +349,7 @@ fn has_joined(me: link::Member) {
 
 /// Ends the process when the parent is gone. That it ends when the function is over is the other thread's doing.
 fn watch(control: &OwnedFd) -> ! {
+    let mut detached = false;
     loop {
         match poll(&mut [PollFd::new(control, PollFlags::IN)], None) {
             Ok(_) => {}
@@ -295,15 +357,33 @@ fn watch(control: &OwnedFd) -> ! {
             // Not to be able to watch is no reason to end: the parent-death signal is still armed.
             Err(errno) => {
                 tracing::warn!(%errno, "the control socket cannot be watched any more");
-                loop {
-                    thread::park();
-                }
+                rest();
             }
         }
-        // The parent says nothing yet that this version understands; what it says is read and left.
-        if matches!(control::receive(control.as_fd(), 64), Ok(None)) {
-            die();
+        match control::receive(control.as_fd(), 64) {
+            Ok(Some(packet)) if packet.bytes == DETACH => {
+                // By the same thread that armed it.
+                let disarmed = set_parent_process_death_signal(None).is_ok();
+                detached |= disarmed;
+                let _ = control::tell(control.as_fd(), &Frame::Detached { disarmed });
+            }
+            // What a later version may say is read and left.
+            Ok(Some(_)) => {}
+            Ok(None) if detached => rest(),
+            Ok(None) => die(),
+            // The function closed the socket. The parent sees that too, and decides.
+            Err(reason) => {
+                tracing::warn!(%reason, "the parent cannot be watched any more");
+                rest();
+            }
         }
+    }
+}
+
+/// Leaves the end of the process to its function.
+fn rest() -> ! {
+    loop {
+        thread::park();
     }
 }
 

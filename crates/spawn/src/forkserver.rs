@@ -101,7 +101,7 @@ where
     F: Fn() + Copy + Send + 'static,
 {
     let _ = f;
-    entry::depth_of_a_child()?;
+    entry::depth_of_a_child(false)?;
     let usage = |message: String| Error::new(ErrorKind::Usage, message);
     let image = image().map_err(usage)?;
     let target = preload_target::<F>(image).map_err(usage)?;
@@ -124,7 +124,7 @@ where
 /// When the server does not start: [`init`](crate::init) was not called, the preloaded function panicked or left
 /// threads behind, or the system refuses.
 pub fn start() -> Result<()> {
-    entry::depth_of_a_child()?;
+    entry::depth_of_a_child(false)?;
     let mut server = SERVER.lock();
     if running(&mut server).is_none() {
         *server = Some(Server::start(HELLO)?);

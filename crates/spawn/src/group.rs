@@ -16,9 +16,11 @@ use crate::launch::{Arguments, Plan};
 use crate::link::{self, Mailbox, PROCESSES_MAX, Parcel, Shared};
 use crate::method::StartMethod;
 use crate::outcome::Outcome;
-use crate::process::{Process, Stdin};
+use crate::process::Process;
 use crate::run::Options;
+use crate::setup::Setup;
 use crate::supervisor;
+use crate::testing;
 use crate::trampoline::{self, Target};
 
 /// A member that has been added: its arguments are packed, its process is not started.
@@ -123,7 +125,7 @@ impl<R: 'static> Group<R> {
     {
         let _ = f;
         let process = process.into();
-        let target = prepare::<F, A, O>()?;
+        let target = prepare::<F, A, O>(&process)?;
         let name = process.name_of(&target, 0, 1);
         self.push::<O>(process, name, target, pack(args)?, into)
     }
@@ -149,7 +151,7 @@ impl<R: 'static> Group<R> {
     {
         let _ = f;
         let process = process.into();
-        let target = prepare::<F, A, O>()?;
+        let target = prepare::<F, A, O>(&process)?;
         if n == 0 {
             return Err(Error::new(
                 ErrorKind::Usage,
@@ -213,17 +215,27 @@ impl<R: 'static> Group<R> {
     /// When the group is empty, more than one process is to have this one's stdin, processes are nested too deep, or
     /// the system does not start one; then none is left running.
     pub fn start(self) -> Result<SpawnContext<R>> {
-        let depth = entry::depth_of_a_child()?;
+        let all_foreign = self
+            .members
+            .iter()
+            .all(|member| member.process.executable.is_some());
+        let depth = entry::depth_of_a_child(all_foreign)?;
         if self.members.is_empty() {
             return Err(Error::new(
                 ErrorKind::Usage,
                 "the group is empty: add a process before it is started",
             ));
         }
+        if self.members.iter().all(|member| member.process.daemon) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                "all processes of the group are daemons, which end when the others have: there are no others",
+            ));
+        }
         let readers: Vec<&str> = self
             .members
             .iter()
-            .filter(|member| member.process.stdin == Stdin::Inherit)
+            .filter(|member| member.process.reads_our_stdin())
             .map(|member| member.name.as_str())
             .collect();
         if readers.len() > 1 {
@@ -238,6 +250,7 @@ impl<R: 'static> Group<R> {
         }
         let mut plans = Vec::new();
         let mut inboxes = Vec::new();
+        let mut tails = Vec::new();
         let mut shared: Vec<Shared> = Vec::new();
         for (rank, member) in self.members.into_iter().enumerate() {
             let Added {
@@ -248,6 +261,7 @@ impl<R: 'static> Group<R> {
                 inbox,
             } = member;
             shared.extend(parcel.shared());
+            let outcome = inbox.handle();
             let arguments = match parcel.plain(INLINE) {
                 Some(bytes) => Arguments::Plain(bytes),
                 None => {
@@ -256,6 +270,14 @@ impl<R: 'static> Group<R> {
                     Arguments::Mailbox(mailbox)
                 }
             };
+            inboxes.push((inbox, process.daemon));
+            let stdin = process.own_stdin()?;
+            let setup =
+                Setup::new(process, target.name, testing::arguments()).map_err(|error| {
+                    let what = format!("what process {rank} (\"{name}\") gets could not be opened");
+                    Error::caused(ErrorKind::Launch, what, error)
+                })?;
+            tails.extend(setup.tail.clone());
             plans.push(Plan {
                 target,
                 name,
@@ -264,13 +286,13 @@ impl<R: 'static> Group<R> {
                 context: 0,
                 depth,
                 arguments,
-                outcome: inbox.handle(),
-                stdin: process.own_stdin()?,
+                outcome,
+                stdin,
+                setup,
             });
-            inboxes.push(inbox);
         }
         let story = supervisor::start(plans, shared, self.options)?;
-        Ok(SpawnContext::new(story, inboxes))
+        Ok(SpawnContext::new(story, inboxes, tails))
     }
 }
 
@@ -293,16 +315,21 @@ impl<R> fmt::Debug for Group<R> {
 }
 
 /// What must hold before anything is encoded, and where the function is.
-fn prepare<F, A, R>() -> Result<Target>
+fn prepare<F, A, R>(process: &Process) -> Result<Target>
 where
     F: Fn(usize, A) -> R + Copy + Send + 'static,
     A: Serialize + DeserializeOwned,
     R: Outcome,
 {
-    entry::depth_of_a_child()?;
-    let image = image().map_err(|reason| Error::new(ErrorKind::Launch, reason))?;
-    let target = trampoline::target::<F, A, R>(image)
-        .map_err(|reason| Error::new(ErrorKind::Usage, reason))?;
+    let foreign = process.executable.is_some();
+    entry::depth_of_a_child(foreign)?;
+    let target = if foreign {
+        trampoline::target_by_name::<F, A, R>()
+    } else {
+        let image = image().map_err(|reason| Error::new(ErrorKind::Launch, reason))?;
+        trampoline::target::<F, A, R>(image)
+            .map_err(|reason| Error::new(ErrorKind::Usage, reason))?
+    };
     link::prepare().map_err(|error| {
         Error::caused(
             ErrorKind::Arena,

@@ -18,9 +18,10 @@ use crate::control;
 use crate::entry::MARKER;
 use crate::error::{BoxError, Error, ErrorKind, Result};
 use crate::hello::{Greeting, Handle, Hello, SERVER, Signature, WORKER};
-use crate::image::{SELF, image};
+use crate::image::{Build, SELF, image};
 use crate::link::{self, Mailbox, Member};
 use crate::server::TITLE;
+use crate::setup::Setup;
 use crate::trampoline::Target;
 
 /// What to say when the process, or the system, has no file descriptor left.
@@ -39,6 +40,8 @@ pub(crate) struct Plan {
     pub(crate) outcome: Handle,
     /// The stdin to hand over, if it gets one.
     pub(crate) stdin: Option<OwnedFd>,
+    /// What else is arranged for it.
+    pub(crate) setup: Setup,
 }
 
 /// The arguments of a child, until it has them.
@@ -64,8 +67,12 @@ pub(crate) struct Launched {
 pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
     let failed = |what: &str, source: BoxError| plan.failed(what, source);
     let (ours, theirs) = greet(plan)?;
-    let (pid, pidfd) = run_again(title(&plan.name), theirs, plan.stdin.is_none())
-        .map_err(|(what, source)| failed(&what, source))?;
+    let command = plan
+        .setup
+        .command()
+        .map_err(|error| failed("what it gets could not be prepared", error))?;
+    let (pid, pidfd) =
+        run(command, title(&plan.name), theirs).map_err(|(what, source)| failed(&what, source))?;
     Ok(Launched {
         pid,
         pidfd,
@@ -103,7 +110,9 @@ pub(crate) fn launch_server(preload: Option<&Target>) -> Result<Launched> {
     // Its copies write their own titles over this one.
     let mut long = title("forkserver").into_encoded_bytes();
     long.resize(long.len().max(TITLE), b' ');
-    let (pid, pidfd) = run_again(OsString::from_vec(long), theirs, true)
+    let mut command = Command::new(SELF);
+    command.process_group(0);
+    let (pid, pidfd) = run(command, OsString::from_vec(long), theirs)
         .map_err(|(what, source)| failed(&what, source))?;
     Ok(Launched {
         pid,
@@ -136,13 +145,19 @@ fn no_pair(errno: Errno, failed: impl Fn(&str, BoxError) -> Error) -> Error {
 pub(crate) fn greet(plan: &Plan) -> Result<(OwnedFd, OwnedFd)> {
     let failed = |what: &str, source: BoxError| plan.failed(what, source);
     let (ours, theirs) = control::pair().map_err(|errno| no_pair(errno, failed))?;
-    let image = image().map_err(|reason| failed(NOT_AGAIN, reason.into()))?;
+    // Another executable is asked by name, not by place.
+    let build = if plan.setup.is_foreign() {
+        Build::none()
+    } else {
+        let image = image().map_err(|reason| failed(NOT_AGAIN, reason.into()))?;
+        image.build()
+    };
     let (handle, plain) = match &plan.arguments {
         Arguments::Plain(bytes) => ([0; 2], Some(bytes)),
         Arguments::Mailbox(mailbox) => (mailbox.handle(), None),
     };
     let hello = Hello::new(&Greeting {
-        build: image.build(),
+        build,
         signature: plan.target.signature,
         offset: plan.target.offset,
         arguments: handle,
@@ -160,32 +175,30 @@ pub(crate) fn greet(plan: &Plan) -> Result<(OwnedFd, OwnedFd)> {
     let arena = link::arena().map_err(|error| failed(NO_ARENA, error))?;
     let mut descriptors = vec![arena.as_fd()];
     descriptors.extend(plan.stdin.as_ref().map(|stdin| stdin.as_fd()));
+    descriptors.extend(plan.setup.descriptor());
     let mut packet = hello.as_bytes().to_vec();
+    let orders = plan.setup.orders();
+    packet.extend(orders.map_err(|error| failed(NOT_SENT, error))?);
     packet.extend(plain.into_iter().flatten());
     control::send(ours.as_fd(), &packet, &descriptors)
         .map_err(|errno| failed(NOT_SENT, errno.into()))?;
     Ok((ours, theirs))
 }
 
-/// Runs this executable again with that as its stdin. An error says what failed.
-fn run_again(
+/// Runs a program with that as its stdin. An error says what failed.
+fn run(
+    mut command: Command,
     title: OsString,
     stdin: OwnedFd,
-    own_group: bool,
 ) -> Result<(u32, Option<OwnedFd>), (String, BoxError)> {
-    let mut command = Command::new(SELF);
     command
         .arg0(title)
         .env(MARKER, std::process::id().to_string())
         .stdin(stdin);
-    // A group of its own keeps the terminal's Ctrl-C with the parent, which decides what becomes of its children. One
-    // that reads the terminal must stay in the foreground group, or reading would stop it.
-    if own_group {
-        command.process_group(0);
-    }
-    let child = command
-        .spawn()
-        .map_err(|error| (format!("running {SELF} again failed"), error.into()))?;
+    let child = command.spawn().map_err(|error| {
+        let program = command.get_program().to_string_lossy();
+        (format!("running {program} failed"), error.into())
+    })?;
     let pid = child.id();
     // A child that nobody waited for keeps its id, so this opens the right process. Only where the host ignores
     // SIGCHLD could the id be free again already; it would have to be given to another process within microseconds.

@@ -95,10 +95,12 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("this crate supports 64-bit Linux only: it is built on pidfds, memfds and /proc");
 
+mod asynchronous;
 mod builder;
 mod context;
 mod control;
 mod death;
+mod door;
 mod entry;
 mod error;
 mod fork;
@@ -111,24 +113,37 @@ mod launch;
 mod link;
 mod member;
 mod method;
+mod one;
 mod outcome;
 mod panic;
 mod process;
 mod run;
 mod server;
+mod setup;
+mod signals;
 mod start;
 mod story;
 mod supervisor;
+mod tail;
+mod testing;
 mod text;
 mod time;
 mod trampoline;
+mod typed;
 mod worker;
 
 pub use builder::{Builder, builder, spawn};
-pub use context::{SpawnContext, Stopper};
-pub use entry::init;
+pub use context::{ProcessState, SpawnContext, Stopper};
+pub use door::Door;
+pub use entry::{init, init_with};
 pub use error::{Deadlock, Error, ErrorKind, Exit, Result, Worker};
 pub use group::Group;
 pub use method::StartMethod;
+pub use one::{OneProcess, spawn_one};
 pub use outcome::Outcome;
-pub use process::{Process, Stdin};
+pub use process::{Output, Process, Stdin};
+pub use signals::Signals;
+pub use story::Phase;
+#[doc(hidden)]
+pub use testing::init_in as __init_in;
+pub use typed::Typed;

@@ -55,16 +55,7 @@ impl Start {
         let members: Vec<Member> = plans
             .into_iter()
             .zip(launched)
-            .map(|(plan, child)| {
-                let Plan {
-                    rank,
-                    name,
-                    arguments,
-                    outcome,
-                    ..
-                } = plan;
-                Member::new(rank, name, child, arguments, outcome, deadline)
-            })
+            .map(|(plan, child)| Member::new(plan, child, deadline))
             .collect();
         shared.iter().for_each(Shared::adopt);
         story.begin(members.iter().map(|member| member.worker.clone()));

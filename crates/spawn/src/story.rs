@@ -1,5 +1,6 @@
 //! What a context and the supervisor share: who the processes are, and how it ended.
 
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -9,12 +10,26 @@ use crate::link::{Deadlock, Joining};
 
 /// Where a process is in its life, as the supervisor has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+#[non_exhaustive]
+pub enum Phase {
+    /// It has not reached [`init`](crate::init) yet.
     Starting,
+    /// Its function runs.
     Running,
+    /// Its function returned a value, and it has not ended yet.
     Returned,
+    /// It is the one that failed first, and it has not ended yet.
     Failed,
+    /// It has ended, after its function had returned a value.
+    Finished,
+    /// It has ended in another way.
     Ended,
+}
+
+impl Phase {
+    fn is_end(self) -> bool {
+        matches!(self, Phase::Finished | Phase::Ended)
+    }
 }
 
 /// How long a wait without a limit sleeps before it looks whether it can end at all.
@@ -34,16 +49,20 @@ pub(crate) struct Story {
 #[derive(Debug, Default)]
 struct State {
     members: Vec<(Worker, Phase)>,
+    /// The ranks of those that have ended, in the order in which they did.
+    ended: Vec<usize>,
     end: Option<Result<(), Error>>,
+    /// Tasks that wait for the end, by the key of their wait.
+    sleepers: Vec<(u64, Waker)>,
+    keys: u64,
 }
 
 impl State {
     /// How many processes have not ended yet.
     fn running(&self) -> usize {
-        let ended = |phase: &Phase| *phase == Phase::Ended;
         self.members
             .iter()
-            .filter(|(_, phase)| !ended(phase))
+            .filter(|(_, phase)| !phase.is_end())
             .count()
     }
 }
@@ -69,9 +88,55 @@ impl Story {
     }
 
     pub(crate) fn note(&self, rank: usize, phase: Phase) {
-        if let Some((_, now)) = self.state.lock().members.get_mut(rank) {
-            *now = phase;
+        let mut state = self.state.lock();
+        let Some((_, now)) = state.members.get_mut(rank) else {
+            return;
+        };
+        let before = std::mem::replace(now, phase);
+        if phase.is_end() && !before.is_end() {
+            state.ended.push(rank);
+            self.changed.notify_all();
         }
+    }
+
+    /// The process that ended as number `index` of all, from 0: waits until there is one, or the end, which may come
+    /// without.
+    pub(crate) fn wait_for_end_of(&self, index: usize) -> Option<Worker> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(&rank) = state.ended.get(index) {
+                return state.members.get(rank).map(|(worker, _)| worker.clone());
+            }
+            if state.end.is_some() {
+                return None;
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Whether the end has come; if not, the task is woken when it does. A wait has a key of its own, by which it is
+    /// found again, and forgotten with [`forget`](Story::forget).
+    pub(crate) fn poll(&self, key: &mut Option<u64>, task: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        if state.end.is_some() || !self.is_ours() {
+            return Poll::Ready(());
+        }
+        let key = *key.get_or_insert_with(|| {
+            state.keys += 1;
+            state.keys
+        });
+        match state.sleepers.iter_mut().find(|(other, _)| *other == key) {
+            Some((_, waker)) => waker.clone_from(task.waker()),
+            None => state.sleepers.push((key, task.waker().clone())),
+        }
+        Poll::Pending
+    }
+
+    pub(crate) fn forget(&self, key: u64) {
+        self.state
+            .lock()
+            .sleepers
+            .retain(|(other, _)| *other != key);
     }
 
     /// The first end counts: it is the one that may have been told already.
@@ -80,6 +145,10 @@ impl Story {
         if state.end.is_none() {
             state.end = Some(end);
             self.changed.notify_all();
+            let sleepers = std::mem::take(&mut state.sleepers);
+            // A waker is the runtime's code, which may come back here.
+            drop(state);
+            sleepers.into_iter().for_each(|(_, waker)| waker.wake());
         }
     }
 

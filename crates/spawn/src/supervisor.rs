@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::process::getpid;
 use rustix::thread::gettid;
 
-use crate::death::{self, OomKills};
+use crate::death::{self, OomKills, Seen};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forkserver;
 use crate::launch::{Launched, Plan, launch_server};
@@ -45,6 +45,18 @@ enum Order {
         id: u32,
         deadlock: Deadlock,
     },
+    /// Stop all contexts.
+    StopAll {
+        kill: bool,
+    },
+    Grace {
+        id: u32,
+        grace: Duration,
+    },
+    Detach {
+        id: u32,
+        reply: SyncSender<Result<()>>,
+    },
 }
 
 /// The way to the thread.
@@ -52,7 +64,8 @@ struct Desk {
     /// The process that the thread belongs to: a forked child has the memory, but not the thread.
     pid: u32,
     orders: Mutex<Vec<Order>>,
-    bell: OwnedFd,
+    bell: Mutex<OwnedFd>,
+    epoll: OwnedFd,
     /// Cleared when the thread ends, which it does only when it panics.
     open: AtomicBool,
 }
@@ -81,7 +94,9 @@ pub(crate) fn start(
     };
     let desk = desk()?;
     let mut launched = None;
-    if options.method == StartMethod::Forkserver {
+    if options.method == StartMethod::Forkserver
+        && !start.plans.iter().any(|plan| plan.setup.needs_exec())
+    {
         launched = forkserver::launch_all(&start.plans, options.hello_deadline)?;
     }
     // A child dies with the thread that started it. The main thread, too, lives as long as the process, and what it
@@ -110,8 +125,44 @@ pub(crate) fn start_server(preload: Option<Target>) -> Result<Launched> {
 fn ended() -> Error {
     Error::new(
         ErrorKind::Launch,
-        "the thread that starts processes has ended unexpectedly",
+        "the thread that starts processes has ended unexpectedly, or cannot be reached (did something in this program \
+         close descriptors that are not its own?)",
     )
+}
+
+/// Lets the processes of a context live on without this one.
+pub(crate) fn detach(story: &Story) -> Result<()> {
+    if !story.is_ours() {
+        return story.wait(None, |_| ()).unwrap_or(Ok(()));
+    }
+    let (reply, answer) = sync_channel(1);
+    desk()?.order(Order::Detach {
+        id: story.id,
+        reply,
+    });
+    // Without a run there is nobody left to detach, unless nobody takes orders at all.
+    answer
+        .recv()
+        .unwrap_or_else(|_| story.end().unwrap_or_else(|| Err(ended())))
+}
+
+/// Sets how long the processes of a context have from SIGTERM to SIGKILL.
+pub(crate) fn set_grace(story: &Story, grace: Duration) {
+    if story.is_ours()
+        && let Ok(desk) = desk()
+    {
+        let id = story.id;
+        desk.order(Order::Grace { id, grace });
+    }
+}
+
+/// Stops the processes of all contexts.
+pub(crate) fn stop_all(kill: bool) {
+    // A program that has started nothing needs no thread to stop it.
+    let desk = DESK.lock().clone();
+    if let Some(desk) = desk.filter(|desk| desk.pid == std::process::id()) {
+        desk.order(Order::StopAll { kill });
+    }
 }
 
 impl Order {
@@ -158,27 +209,28 @@ fn desk() -> Result<Arc<Desk>> {
     };
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| failed("an event descriptor", errno.into()))?;
-    let desk = Arc::new(Desk {
-        pid,
-        orders: Mutex::default(),
-        bell,
-        open: AtomicBool::new(true),
-    });
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
         .map_err(|errno| failed("an epoll", errno.into()))?;
     epoll::add(
         &epoll,
-        &desk.bell,
+        &bell,
         epoll::EventData::new_u64(BELL),
         epoll::EventFlags::IN,
     )
     .map_err(|errno| failed("an epoll", errno.into()))?;
+    let desk = Arc::new(Desk {
+        pid,
+        orders: Mutex::default(),
+        bell: Mutex::new(bell),
+        epoll,
+        open: AtomicBool::new(true),
+    });
     let supervisor = Supervisor {
         desk: Arc::clone(&desk),
-        epoll,
         runs: HashMap::new(),
         buffer: Vec::new(),
         servers: HashMap::new(),
+        looked: Instant::now(),
         counted: None,
     };
     thread::Builder::new()
@@ -192,8 +244,10 @@ fn desk() -> Result<Arc<Desk>> {
 impl Desk {
     fn order(&self, order: Order) {
         self.orders.lock().push(order);
-        // Full means that it has been rung often and will be heard.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        if let Err(errno) = self.ring() {
+            tracing::error!(%errno, "the thread that supervises processes cannot be rung any more");
+            self.open.store(false, Ordering::Release);
+        }
         // The thread may have ended just before: then nobody will take the order, and dropping it tells its sender.
         if !self.open.load(Ordering::Acquire) {
             self.abandon();
@@ -202,6 +256,26 @@ impl Desk {
 }
 
 impl Desk {
+    fn ring(&self) -> Result<(), Errno> {
+        let mut bell = self.bell.lock();
+        match rustix::io::write(&*bell, &1_u64.to_ne_bytes()) {
+            // Full means that it has been rung often and will be heard.
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            // Something in this program closed it, so what has its number is not ours to close.
+            Err(_) => {
+                let another = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+                epoll::add(
+                    &self.epoll,
+                    &another,
+                    epoll::EventData::new_u64(BELL),
+                    epoll::EventFlags::IN,
+                )?;
+                std::mem::forget(std::mem::replace(&mut *bell, another));
+                Ok(())
+            }
+        }
+    }
+
     fn abandon(&self) {
         let orders = std::mem::take(&mut *self.orders.lock());
         orders.into_iter().for_each(Order::abandon);
@@ -213,6 +287,9 @@ const BELL: u64 = u64::MAX;
 /// Set in the token of a fork server; the rest is its process id.
 const SERVER: u64 = 1 << 63;
 
+/// How often all processes are looked at, news or not.
+const SLICE: Duration = Duration::from_secs(1);
+
 /// How old a count of out-of-memory kills may be to stand for "before the start".
 const RECOUNT: Duration = Duration::from_secs(1);
 
@@ -223,12 +300,13 @@ fn token(id: u32, rank: usize) -> u64 {
 
 struct Supervisor {
     desk: Arc<Desk>,
-    epoll: OwnedFd,
     runs: HashMap<u32, Run>,
     /// Where frames are received.
     buffer: Vec<u8>,
     /// Fork servers that have not been waited for, by their tokens.
     servers: HashMap<u64, OwnedFd>,
+    /// When all processes were looked at.
+    looked: Instant,
     /// The last count of out-of-memory kills, and when that was.
     counted: Option<(Instant, Arc<OomKills>)>,
 }
@@ -238,15 +316,18 @@ impl Supervisor {
         let _serving = link::serve();
         let mut events = Vec::with_capacity(64);
         loop {
+            // Descriptors that something in this program closed give no news; a look now and then finds what they hide.
+            let slice = (!self.runs.is_empty()).then(|| self.looked + SLICE);
             let timeout = self
                 .runs
                 .values()
                 .filter_map(Run::next_deadline)
+                .chain(slice)
                 .min()
                 .map(until);
             events.clear();
             match epoll::wait(
-                &self.epoll,
+                &self.desk.epoll,
                 rustix::buffer::spare_capacity(&mut events),
                 timeout.as_ref(),
             ) {
@@ -257,6 +338,14 @@ impl Supervisor {
                 }
             }
             self.turn(&events);
+            if self.looked.elapsed() >= SLICE {
+                self.looked = Instant::now();
+                for run in self.runs.values_mut() {
+                    let all = (0..run.members().len()).collect();
+                    run.look(&all, &mut self.buffer);
+                }
+                self.runs.retain(|_, run| !run.is_over());
+            }
         }
     }
 
@@ -297,7 +386,7 @@ impl Supervisor {
 
     fn take_orders(&mut self) {
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.desk.bell, &mut count);
+        let _ = rustix::io::read(&*self.desk.bell.lock(), &mut count);
         let orders = std::mem::take(&mut *self.desk.orders.lock());
         for order in orders {
             match order {
@@ -320,6 +409,32 @@ impl Supervisor {
                 Order::GiveUp { id, deadlock } => {
                     if let Some(run) = self.runs.get_mut(&id) {
                         run.give_up(deadlock);
+                    }
+                }
+                Order::StopAll { kill } => {
+                    for run in self.runs.values_mut() {
+                        run.interrupt(kill);
+                    }
+                }
+                Order::Grace { id, grace } => {
+                    if let Some(run) = self.runs.get_mut(&id) {
+                        run.set_grace(grace);
+                    }
+                }
+                // Without a run the reply is dropped: all have ended.
+                Order::Detach { id, reply } => {
+                    if let Some(run) = self.runs.get_mut(&id) {
+                        // Their answers are words that somebody waits for.
+                        let all_words = epoll::EventFlags::IN
+                            | epoll::EventFlags::RDHUP
+                            | epoll::EventFlags::ET;
+                        for member in run.members() {
+                            if let Some(control) = &member.control {
+                                let data = epoll::EventData::new_u64(token(id, member.worker.rank));
+                                let _ = epoll::modify(&self.desk.epoll, control, data, all_words);
+                            }
+                        }
+                        run.detach(reply, &mut self.buffer);
                     }
                 }
             }
@@ -356,7 +471,7 @@ impl Supervisor {
             let token = SERVER | u64::from(launched.pid);
             let (data, flags) = (epoll::EventData::new_u64(token), epoll::EventFlags::IN);
             let edge = flags | epoll::EventFlags::ET;
-            if let Err(errno) = epoll::add(&self.epoll, &ours, data, edge) {
+            if let Err(errno) = epoll::add(&self.desk.epoll, &ours, data, edge) {
                 tracing::warn!(%errno, "the fork server cannot be watched; it stays a zombie when it ends");
             }
             self.servers.insert(token, ours);
@@ -366,9 +481,9 @@ impl Supervisor {
 
     fn wait_for_server(&mut self, token: u64) {
         if let Some(pidfd) = self.servers.get(&token)
-            && let Some(exit) = death::look(pidfd)
+            && !matches!(death::look(pidfd), Seen::Alive)
         {
-            tracing::debug!(%exit, "the fork server has ended");
+            tracing::debug!("the fork server has ended");
             self.servers.remove(&token);
         }
     }
@@ -400,7 +515,7 @@ impl Supervisor {
             let data = epoll::EventData::new_u64(token(id, member.worker.rank));
             for (descriptor, flags) in [(&member.pidfd, end), (&member.control, last_word)] {
                 if let Some(descriptor) = descriptor {
-                    epoll::add(&self.epoll, descriptor.as_fd(), data, flags)?;
+                    epoll::add(&self.desk.epoll, descriptor.as_fd(), data, flags)?;
                 }
             }
         }

@@ -37,6 +37,32 @@ where
     A: Serialize + DeserializeOwned,
     R: Outcome,
 {
+    let (trampoline, signature) = (of::<F, A, R>(), Signature::of::<F, A, R>());
+    place(image, trampoline, signature, std::any::type_name::<F>())
+}
+
+/// Names `F` for a child that is another executable, and looks for the name instead of the place.
+pub(crate) fn target_by_name<F, A, R>() -> Target
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
+    let _checked = of::<F, A, R>();
+    Target {
+        offset: 0,
+        signature: Signature::of::<F, A, R>(),
+        name: std::any::type_name::<F>(),
+    }
+}
+
+/// The trampoline for `F` in this executable; what cannot be spawned is refused when this is compiled.
+pub(crate) fn of<F, A, R>() -> Trampoline
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
     const {
         assert!(
             size_of::<F>() == 0,
@@ -44,13 +70,7 @@ where
              captured, nor what a function pointer points to. Pass the values as arguments instead"
         );
     }
-    let name = std::any::type_name::<F>();
-    place(
-        image,
-        trampoline::<F, A, R>,
-        Signature::of::<F, A, R>(),
-        name,
-    )
+    trampoline::<F, A, R>
 }
 
 /// Names `F` for a fork server that runs `image`.

@@ -3,6 +3,8 @@
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use rustix::io::Errno;
+use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -24,6 +26,9 @@ const PANICKED: i32 = 101;
 /// Of one that did not run its function: the "software error" of sysexits.
 pub(crate) const REFUSED: i32 = 70;
 
+/// Of one that could not tell its parent how its function ended: the "input/output error" of sysexits.
+pub(crate) const UNHEARD: i32 = 74;
+
 /// What a trampoline needs to know.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
@@ -42,11 +47,20 @@ impl Call<'_> {
         REFUSED
     }
 
-    /// A parent that is gone needs no news, and the watcher ends this process then.
-    fn say_last(&self, frame: &Frame) {
-        if let Err(errno) = control::tell_last(self.control, frame) {
+    /// A parent that is gone needs no news, and the watcher ends this process then. Whether it was told: the function
+    /// may have closed the socket, and something else may be there in its place.
+    fn say_last(&self, frame: &Frame) -> bool {
+        let ours = sockopt::socket_peercred(self.control)
+            .is_ok_and(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs() == self.hello.parent);
+        let told = if ours {
+            control::tell_last(self.control, frame)
+        } else {
+            Err(Errno::BADF)
+        };
+        if let Err(errno) = told {
             tracing::debug!(%errno, "the parent could not be told");
         }
+        told.is_ok()
     }
 }
 
@@ -90,8 +104,7 @@ where
                 )
             }
         };
-    call.say_last(&frame);
-    code
+    if call.say_last(&frame) { code } else { UNHEARD }
 }
 
 fn arguments<A: DeserializeOwned>(call: &Call<'_>) -> Result<A, String> {
@@ -139,6 +152,7 @@ fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
                     follows: told.follows,
                     chain: told.chain,
                     backtrace: told.backtrace,
+                    typed: told.typed,
                 },
                 RAISED,
             )
