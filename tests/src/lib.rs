@@ -4,6 +4,7 @@
 
 mod harness;
 mod look;
+pub mod named;
 mod receipts;
 
 pub use harness::{Test, allow_leaks, main, main_with_scenes, play};

@@ -24,11 +24,6 @@ const ENDING: [i32; 2] = [SIGINT, SIGTERM];
 /// SIGTERM blocked or ignored a worker could be stopped only by SIGKILL, and with SIGCHLD ignored the system would
 /// forget how the worker's own children ended. SIGHUP stays as it is, for `nohup`.
 pub(crate) fn reset() {
-    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the pointer is valid for writing, and the call initializes what it points to.
-    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-    // SAFETY: the set was initialized above; no old mask is asked for.
-    unsafe { libc::pthread_sigmask(SIG_SETMASK, set.as_ptr(), null_mut()) };
     for signal in [SIGINT, SIGQUIT, SIGTERM, SIGCHLD] {
         let mut now = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: no new action is given, and the pointer is valid for writing the present one.
@@ -42,6 +37,12 @@ pub(crate) fn reset() {
             unsafe { libc::signal(signal, SIG_DFL) };
         }
     }
+    // Last: a signal that waits since the start must find its disposition.
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the pointer is valid for writing, and the call initializes what it points to.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: the set was initialized above; no old mask is asked for.
+    unsafe { libc::pthread_sigmask(SIG_SETMASK, set.as_ptr(), null_mut()) };
 }
 
 /// Hands SIGINT and SIGTERM of this program on to its workers, as long as it is kept; made by [`Signals::forward`].

@@ -7,6 +7,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::{Error, ErrorKind, Worker};
 use crate::link::{Deadlock, Joining};
+use crate::supervisor;
 
 /// Where a process is in its life, as the supervisor has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ impl Phase {
     }
 }
 
-/// How long a wait without a limit sleeps before it looks whether it can end at all.
+/// How long a wait sleeps before it looks whether it can end at all.
 const SLICE: Duration = Duration::from_millis(500);
 
 /// The processes of one context and their common end. The supervisor writes, the context reads and waits.
@@ -110,7 +111,7 @@ impl Story {
             if state.end.is_some() {
                 return None;
             }
-            self.changed.wait(&mut state);
+            self.sleep(&mut state, None);
         }
     }
 
@@ -173,8 +174,8 @@ impl Story {
             None => Some(self.wait_for_ever(stuck)),
             Some(until) => {
                 let mut state = self.state.lock();
-                while state.end.is_none() && !self.changed.wait_until(&mut state, until).timed_out()
-                {
+                while state.end.is_none() && Instant::now() < until {
+                    self.sleep(&mut state, Some(until));
                 }
                 state.end.clone()
             }
@@ -190,7 +191,7 @@ impl Story {
                 return end.clone();
             }
             joining.on(self.id, state.running());
-            if self.changed.wait_for(&mut state, SLICE).timed_out() && stuck.is_some() {
+            if self.sleep(&mut state, None) && stuck.is_some() {
                 // Not under the lock: the supervisor has news to write down.
                 let found = MutexGuard::unlocked(&mut state, || joining.look());
                 if let Some(found) = found.filter(|_| state.end.is_none())
@@ -200,6 +201,19 @@ impl Story {
                 }
             }
         }
+    }
+
+    /// Waits for something to change, and not longer than that, or than a slice, after which it sees to it that the
+    /// supervisor hears. Whether nothing has changed.
+    fn sleep(&self, state: &mut MutexGuard<'_, State>, until: Option<Instant>) -> bool {
+        let slice = Instant::now() + SLICE;
+        let until = until.map_or(slice, |until| until.min(slice));
+        let timed_out = self.changed.wait_until(state, until).timed_out();
+        if timed_out {
+            // It may tell the end, for which it needs the state.
+            MutexGuard::unlocked(state, supervisor::nudge);
+        }
+        timed_out
     }
 
     /// The end, if it has come.

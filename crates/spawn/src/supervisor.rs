@@ -156,6 +156,15 @@ pub(crate) fn set_grace(story: &Story, grace: Duration) {
     }
 }
 
+/// Whoever waits asks now and then: an order that is not taken, because something in this program closed what was to
+/// tell of it, is told again or given up.
+pub(crate) fn nudge() {
+    let desk = DESK.lock().clone();
+    if let Some(desk) = desk.filter(|desk| !desk.orders.lock().is_empty()) {
+        desk.urge();
+    }
+}
+
 /// Stops the processes of all contexts.
 pub(crate) fn stop_all(kill: bool) {
     // A program that has started nothing needs no thread to stop it.
@@ -244,6 +253,11 @@ fn desk() -> Result<Arc<Desk>> {
 impl Desk {
     fn order(&self, order: Order) {
         self.orders.lock().push(order);
+        self.urge();
+    }
+
+    /// Has the orders taken, or given up.
+    fn urge(&self) {
         if let Err(errno) = self.ring() {
             tracing::error!(%errno, "the thread that supervises processes cannot be rung any more");
             self.open.store(false, Ordering::Release);

@@ -227,6 +227,28 @@ mod tests {
     }
 
     #[test]
+    fn a_function_of_a_shared_library_is_an_error() {
+        // Nothing calls it: it only stands for one that lies outside of the executable.
+        let address = libc::dl_iterate_phdr as *const ();
+        // SAFETY: function pointers have the size and the validity of any pointer that is not null.
+        let foreign = unsafe { std::mem::transmute::<*const (), Trampoline>(address) };
+        let place = place(
+            image().unwrap(),
+            foreign,
+            Signature::of::<fn(), (), ()>(),
+            "app::f",
+        );
+        if cfg!(target_feature = "crt-static") {
+            return;
+        }
+        let reason = place.unwrap_err();
+        assert!(
+            reason.contains("`app::f` lies outside the executable"),
+            "{reason}"
+        );
+    }
+
+    #[test]
     fn another_build_or_an_offset_into_data_is_refused() {
         let target = target_of(twice);
         let mut other = hello(target);

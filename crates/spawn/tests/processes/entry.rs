@@ -41,6 +41,10 @@ pub(crate) fn without_init() -> Option<ExitCode> {
     if title.ends_with("[lost]") {
         sleep_for_ever();
     }
+    if title.ends_with("[talker]") {
+        eprintln!("no licence");
+        return Some(ExitCode::FAILURE);
+    }
     if title.ends_with("[hasty]") {
         return Some(ExitCode::from(9));
     }

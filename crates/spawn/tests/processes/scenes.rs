@@ -7,8 +7,11 @@ use libtest_mimic::Trial;
 use spawn::{ErrorKind, Exit};
 
 use crate::arena;
+use crate::contexts;
 use crate::entry;
 use crate::forkserver;
+use crate::hosts;
+use crate::options;
 use crate::support::{
     self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, spawn, wait_for_end,
 };
@@ -40,6 +43,14 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "limit" => limit_scene(),
         "deleted" => deleted_scene(),
         other if forkserver::play(other) => {}
+        "detached" => contexts::detached_scene(),
+        "masked" => hosts::masked_scene(),
+        "signals" => hosts::signals_scene(),
+        "stubborn" => hosts::stubborn_scene(),
+        "released" => hosts::released_scene(),
+        "runtime" => hosts::runtime_scene(),
+        "closing" => hosts::closing_scene(),
+        "relay" => options::relay_scene(),
         _ => {
             eprintln!("there is no scene {name:?}");
             return ExitCode::FAILURE;

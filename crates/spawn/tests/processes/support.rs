@@ -263,3 +263,28 @@ pub(crate) fn refuse_clone3() {
     };
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
+
+/// Blocks the signals that end a program, in this thread and those that it starts.
+pub(crate) fn block_signals() {
+    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the pointer is valid for writing, and the call initializes what it points to.
+    unsafe { libc::sigfillset(set.as_mut_ptr()) };
+    // SAFETY: the set was initialized above; no old mask is asked for.
+    let failed = unsafe { libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) };
+    assert_eq!(failed, 0);
+}
+
+/// Closes all descriptors of this process from that one on, whoever they belong to, as some programs do.
+pub(crate) fn close_descriptors(first: u32) {
+    // SAFETY: nothing is read or written through a descriptor in this process afterwards but by code that is told of
+    // errors; that such code stands this is what the tests look at.
+    let failed = unsafe { libc::close_range(first, u32::MAX, 0) };
+    assert_eq!(failed, 0);
+}
+
+/// Prints a line to stderr by the C library's own means, which add what errno says.
+pub(crate) fn print_as_c_would(line: &str) {
+    let line = std::ffi::CString::new(line).expect("no zero byte");
+    // SAFETY: the text ends with a zero byte and is valid during the call.
+    unsafe { libc::perror(line.as_ptr()) };
+}
