@@ -28,6 +28,10 @@ pub const NOT_FULL: u64 = 1;
 /// How long the supervisor of a context is given to say why a process of it is gone.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 
+/// The same where a process is known to have died with its end in hand: then the supervisor has something to say as
+/// soon as it gets to run, and one that is itself stopped for longer is not waited for.
+const DEATH_PATIENCE: Duration = Duration::from_secs(3);
+
 /// An object whose array 0 holds messages, with a way to wait.
 #[derive(Clone)]
 pub struct Channel {
@@ -293,8 +297,13 @@ impl Channel {
         if let Some(error) = said() {
             return error;
         }
-        if self.object.supervisor().is_some() {
-            let patience = Deadline::after(CAUSE_PATIENCE);
+        // What is known about a death may come to be known only during the first wait.
+        for patience in [CAUSE_PATIENCE, DEATH_PATIENCE] {
+            let worth_it = patience == CAUSE_PATIENCE || self.object.bereaved().is_some();
+            if !worth_it || self.object.supervisor().is_none() {
+                break;
+            }
+            let patience = Deadline::after(patience);
             let park = WaitPolicy::Park;
             let answer = wait(
                 &self.object,

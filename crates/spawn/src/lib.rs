@@ -103,6 +103,7 @@ mod death;
 mod door;
 mod entry;
 mod error;
+mod failure;
 mod fork;
 pub mod forkserver;
 mod frame;

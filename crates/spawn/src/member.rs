@@ -11,6 +11,7 @@ use crate::control::{self, Heard};
 use crate::death::{self, OomKills, Seen};
 use crate::entry::DETACH;
 use crate::error::{ErrorKind, Exit, Worker, last_lines};
+use crate::failure::Failure;
 use crate::frame::Frame;
 use crate::hello::Handle;
 use crate::launch::{Arguments, Launched, Plan};
@@ -46,33 +47,6 @@ struct Panicking {
 
 /// A panic is taken for the reason of an abort if it happened at most this long before.
 const ABORTING: u64 = 10_000_000_000;
-
-/// A failure and when it happened, on the clock that all processes share.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) at: u64,
-    /// The process says itself that another one is the reason.
-    pub(crate) follows: bool,
-    pub(crate) kind: ErrorKind,
-    /// The error itself, where it can be told: the name of its type, and its bytes.
-    pub(crate) typed: Option<(String, Vec<u8>)>,
-}
-
-impl Failure {
-    fn at(at: u64, kind: ErrorKind) -> Failure {
-        Failure {
-            at,
-            follows: false,
-            kind,
-            typed: None,
-        }
-    }
-
-    /// What comes first is the reason for what comes after.
-    pub(crate) fn order(&self) -> (bool, u64) {
-        (self.follows, self.at)
-    }
-}
 
 /// A child.
 #[derive(Debug)]
@@ -513,99 +487,4 @@ impl Member {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A child that has reached its function, as far as anybody can tell.
-    fn running() -> Member {
-        Member {
-            worker: Worker {
-                rank: 0,
-                pid: 0,
-                name: "x".into(),
-            },
-            pidfd: None,
-            control: None,
-            arguments: None,
-            outcome: [0; 2],
-            arena: None,
-            arrived: true,
-            word: Word::None,
-            panicking: None,
-            leaving: false,
-            signalled: false,
-            exit: None,
-            deadline: None,
-            settled: false,
-            tail: None,
-            daemon: false,
-            disarmed: None,
-        }
-    }
-
-    fn killed() -> Exit {
-        Exit::Signal {
-            number: Signal::KILL.as_raw(),
-            name: "SIGKILL".into(),
-            core: false,
-        }
-    }
-
-    fn oom_kill() -> Option<String> {
-        Some("the counter oom_kill in memory.events went from 2 to 3".into())
-    }
-
-    #[test]
-    fn sigkill_while_a_counter_of_memory_kills_grew_is_likely_out_of_memory() {
-        let kind = running().cause_of(killed(), oom_kill);
-        let text = kind.cause();
-        assert!(
-            text.contains("killed by SIGKILL")
-                && text.contains("want of memory (the counter oom_kill"),
-            "{text}"
-        );
-        let ErrorKind::ProcessExited {
-            likely_out_of_memory: None,
-            ..
-        } = running().cause_of(killed(), || None)
-        else {
-            panic!("nothing grew")
-        };
-        // Another signal is another reason.
-        let kind = running().cause_of(Exit::Code(9), || panic!("not looked at"));
-        assert!(!kind.cause().contains("memory"));
-    }
-
-    #[test]
-    fn what_we_killed_ourselves_is_no_failure_whatever_the_counters_say() {
-        let mut member = running();
-        member.signalled = true;
-        assert!(member.end(killed(), &OomKills::default()).is_none());
-    }
-
-    #[test]
-    fn a_core_dump_is_told() {
-        let exit = Exit::Signal {
-            number: Signal::SEGV.as_raw(),
-            name: "SIGSEGV".into(),
-            core: true,
-        };
-        let text = running().cause_of(exit, || None).cause();
-        assert!(text.contains("SIGSEGV and left a core dump"), "{text}");
-    }
-
-    #[test]
-    fn a_process_whose_socket_ended_while_it_lives_is_lost() {
-        let (ours, theirs) = control::pair().unwrap();
-        let mut member = running();
-        member.control = Some(ours);
-        drop(theirs);
-        member.hear(&mut Vec::new(), true, &mut Vec::new());
-        assert!(member.deadline().is_some());
-        let failure = member.overdue(Duration::ZERO).unwrap();
-        assert!(
-            matches!(failure.kind, ErrorKind::LostContact { .. }),
-            "{failure:?}"
-        );
-    }
-}
+mod tests;

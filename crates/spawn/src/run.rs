@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::death::OomKills;
 use crate::error::{Error, ErrorKind};
+use crate::failure::Failure;
 use crate::link::{Deadlock, Shared, Stopping};
-use crate::member::{Failure, Member};
+use crate::member::Member;
 use crate::method::StartMethod;
 use crate::story::{Phase, Story};
 

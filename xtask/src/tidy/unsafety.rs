@@ -125,6 +125,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "the copy that a fork server makes of itself, and that copy's command line and environment",
     ),
     (
+        "crates/spawn/src/signals.rs",
+        "signal masks and dispositions that survive an exec",
+    ),
+    (
         "crates/spawn/src/text.rs",
         "asks the loader where the executable's code is",
     ),
@@ -134,7 +138,8 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "crates/spawn/tests/processes/support.rs",
-        "a host that ignores SIGCHLD, one that changes its environment, one whose system calls are filtered",
+        "hosts that ignore or block signals, change their environment, close descriptors and have their system calls \
+         filtered; a line that C prints",
     ),
     (
         "tests/tests/tensors/dlpack.rs",

@@ -183,7 +183,8 @@ fn many_scene() {
             _ => sleep_for_ever(),
         }
     }
-    support::guarded("many", || {
+    let by_hand = std::env::var("SPAWN_TEST_ROUNDS");
+    let body = || {
         let one_of_each = |from: usize| {
             for round in from..from + 4 {
                 let mut context = spawn(ends, round, 2).unwrap();
@@ -197,12 +198,18 @@ fn many_scene() {
         // The supervisor itself, and what the standard library keeps.
         one_of_each(0);
         let before = descriptors();
-        for round in (0..100).step_by(4) {
+        // Two processes each. More by hand: SPAWN_TEST_ROUNDS=5000 target/debug/deps/processes-… scene many
+        let rounds = by_hand.as_ref().map_or(100, |text| text.parse().unwrap());
+        for round in (0..rounds).step_by(4) {
             one_of_each(round);
         }
         assert_eq!(descriptors(), before);
         assert_eq!(zombies_and_children(), 0);
-    });
+    };
+    match by_hand {
+        Ok(_) => body(),
+        Err(_) => support::guarded("many", body),
+    }
 }
 
 fn descriptors() -> usize {
