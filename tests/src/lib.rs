@@ -25,6 +25,12 @@ pub struct Readme;
 #[derive(Debug)]
 pub struct Tensors;
 
+/// The page about processes.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/spawning.md")]
+#[derive(Debug)]
+pub struct Spawning;
+
 /// How an arena's file comes to be, and names.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/strategies.md")]
