@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
+use crate::desk;
 use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
 use crate::hello::Handle;
 use crate::link::Mailbox;
 use crate::story::{Phase, Story, after};
-use crate::supervisor;
 use crate::tail::Tail;
 
 /// Reads a value out of its letterbox, if it is there.
@@ -61,12 +61,12 @@ pub struct Stopper {
 impl Stopper {
     /// As [`SpawnContext::terminate`].
     pub fn terminate(&self) {
-        supervisor::stop(&self.story, false);
+        desk::stop(&self.story, false);
     }
 
     /// As [`SpawnContext::kill`].
     pub fn kill(&self) {
-        supervisor::stop(&self.story, true);
+        desk::stop(&self.story, true);
     }
 }
 
@@ -184,7 +184,7 @@ impl<R> SpawnContext<R> {
     ///
     /// The first failure of any process, by time.
     pub fn join_within(&mut self, timeout: Duration, grace: Duration) -> Result<Option<&[R]>> {
-        supervisor::set_grace(&self.story, grace);
+        desk::set_grace(&self.story, grace);
         self.join_timeout(timeout)
     }
 
@@ -234,7 +234,7 @@ impl<R> SpawnContext<R> {
     /// When one has failed, or does not confirm in the time that a process has to reach [`init`](crate::init); then all
     /// are stopped, as by dropping the context.
     pub fn detach(self) -> Result<Vec<Worker>> {
-        supervisor::detach(&self.story)?;
+        desk::detach(&self.story)?;
         Ok(self.workers())
     }
 
@@ -279,12 +279,12 @@ impl<R> SpawnContext<R> {
     /// [`join`](SpawnContext::join) waits, and says [`Interrupted`](ErrorKind::Interrupted) unless all had returned or
     /// one had failed before.
     pub fn terminate(&self) {
-        supervisor::stop(&self.story, false);
+        desk::stop(&self.story, false);
     }
 
     /// Ends all processes now, with SIGKILL. Returns at once.
     pub fn kill(&self) {
-        supervisor::stop(&self.story, true);
+        desk::stop(&self.story, true);
     }
 
     /// A handle that stops the processes from elsewhere, such as a thread that waits for signals while this one joins.
@@ -299,7 +299,7 @@ impl<R> SpawnContext<R> {
         if self.end.is_some() {
             return;
         }
-        let stuck = |deadlock| supervisor::give_up(&self.story, deadlock);
+        let stuck = |deadlock| desk::give_up(&self.story, deadlock);
         let Some(end) = self.story.wait(until, stuck) else {
             return;
         };
@@ -342,7 +342,7 @@ fn unsettled() -> Error {
 impl<R> Drop for SpawnContext<R> {
     fn drop(&mut self) {
         if self.end.is_none() && self.story.end().is_none() {
-            supervisor::stop(&self.story, false);
+            desk::stop(&self.story, false);
             // Bounded: grace, SIGKILL, and a limit for what even that does not end.
             self.story.wait(None, drop);
         }

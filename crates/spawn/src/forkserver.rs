@@ -54,13 +54,13 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, pidfd_send_signal, waitpid};
 
 use crate::control;
+use crate::desk;
 use crate::entry::{self, MARKER};
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::image;
 use crate::launch::{Launched, NO_DESCRIPTOR, Plan, greet, title};
 use crate::server::{Answer, ORDER, Order};
 use crate::start::undo;
-use crate::supervisor;
 use crate::trampoline::{Target, preload_target};
 
 /// How many children are asked for before the first answer is read: as many packets as a socket holds with ease.
@@ -184,7 +184,7 @@ impl Server {
     fn start(deadline: Duration) -> Result<Server> {
         let environment: Vec<_> = std::env::vars_os().collect();
         let preload = *PRELOAD.lock();
-        let launched = supervisor::start_server(preload)?;
+        let launched = desk::start_server(preload)?;
         let mut server = Server {
             owner: std::process::id(),
             pid: launched.pid,

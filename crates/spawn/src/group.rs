@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::context::{Inbox, SpawnContext};
+use crate::desk;
 use crate::entry;
 use crate::error::{BoxError, Error, ErrorKind, Result};
 use crate::hello::INLINE;
@@ -19,7 +20,6 @@ use crate::outcome::Outcome;
 use crate::process::Process;
 use crate::run::Options;
 use crate::setup::Setup;
-use crate::supervisor;
 use crate::testing;
 use crate::trampoline::{self, Target};
 
@@ -291,7 +291,7 @@ impl<R: 'static> Group<R> {
                 setup,
             });
         }
-        let story = supervisor::start(plans, shared, self.options)?;
+        let story = desk::start(plans, shared, self.options)?;
         Ok(SpawnContext::new(story, inboxes, tails))
     }
 }

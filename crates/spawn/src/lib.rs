@@ -96,6 +96,7 @@ mod builder;
 mod context;
 mod control;
 mod death;
+mod desk;
 mod door;
 mod entry;
 mod error;

@@ -14,8 +14,8 @@ use signal_hook::flag;
 use signal_hook::iterator;
 
 use crate::death::signal_name;
+use crate::desk;
 use crate::error::{Error, ErrorKind, Result};
-use crate::supervisor;
 
 /// What a program is told to end by.
 const ENDING: [i32; 2] = [SIGINT, SIGTERM];
@@ -112,7 +112,7 @@ impl Signals {
                     // Pairs with the load in `received`.
                     seen.received.store(signal, Ordering::Release);
                     tracing::info!(signal = %signal_name(signal), "stopping all workers");
-                    supervisor::stop_all(count > 1);
+                    desk::stop_all(count > 1);
                     if count > 1 {
                         // Read by the handler of the next signal, in whatever thread.
                         seen.released.store(true, Ordering::SeqCst);

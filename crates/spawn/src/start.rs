@@ -28,6 +28,7 @@ pub(crate) struct Enrolled {
     pub(crate) story: Arc<Story>,
 }
 
+/// Starts all these processes, or none. To be called on a thread that lives as long as the process.
 pub(crate) fn launch_all(plans: &[Plan]) -> Result<Vec<Launched>> {
     let mut launched = Vec::with_capacity(plans.len());
     for plan in plans {

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::desk;
 use crate::error::{Error, ErrorKind, Worker};
 use crate::link::{Deadlock, Joining};
-use crate::supervisor;
 
 /// Where a process is in its life, as the supervisor has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,7 +211,7 @@ impl Story {
         let timed_out = self.changed.wait_until(state, until).timed_out();
         if timed_out {
             // It may tell the end, for which it needs the state.
-            MutexGuard::unlocked(state, supervisor::nudge);
+            MutexGuard::unlocked(state, desk::nudge);
         }
         timed_out
     }
