@@ -14,6 +14,9 @@ impl<R> SpawnContext<R> {
     /// Waits as [`join`](SpawnContext::join) does, in an async function. A wait that is dropped changes nothing: the
     /// processes run on, and it can be called again.
     ///
+    /// It does not look for a [`Deadlock`](crate::ErrorKind::Deadlock): while a task waits, other tasks may do what ends
+    /// the wait, and a runtime cannot be asked. Processes that only wait for each other still notice it themselves.
+    ///
     /// ```no_run
     /// # fn square(_rank: usize, x: u32) -> Result<u32, String> { Ok(x * x) }
     /// #[tokio::main]

@@ -152,7 +152,7 @@ impl<R> SpawnContext<R> {
     }
 
     /// Like [`join`](SpawnContext::join), but waits no longer than `timeout`: `None` if a process still runs then. It
-    /// stops nothing.
+    /// stops nothing, and does not look for a [`Deadlock`](ErrorKind::Deadlock): a wait with a limit ends by itself.
     ///
     /// # Errors
     ///
@@ -206,17 +206,14 @@ impl<R> SpawnContext<R> {
     /// # Errors
     ///
     /// The first failure of any process, by time, once it is known and the others have been stopped.
+    /// [`Deadlock`](ErrorKind::Deadlock) as for [`join`](SpawnContext::join).
     pub fn wait_any(&mut self) -> Result<Option<Worker>> {
-        let Some(worker) = self.story.wait_for_end_of(self.told) else {
+        let stuck = |deadlock| desk::give_up(&self.story, deadlock);
+        let Some(worker) = self.story.wait_for_end_of(self.told, stuck) else {
             return self.join().map(|_| None);
         };
-        // One that ended badly stops the others; then that is the news.
-        let failed = self
-            .story
-            .members()
-            .iter()
-            .any(|(_, phase)| matches!(phase, Phase::Failed | Phase::Ended));
-        if failed {
+        // One that ended badly stops the others; then that is the news. What the others return then is none.
+        if self.story.is_failing() {
             self.join()?;
         }
         self.told += 1;
@@ -266,7 +263,8 @@ impl<R> SpawnContext<R> {
             .collect()
     }
 
-    /// The processes and where each is in its life, in the order of their ranks.
+    /// The processes and where each is in its life, in the order of their ranks. That a function runs wakes nobody, so
+    /// [`Phase::Running`] may show up to a second late; a last word and an end show at once.
     pub fn processes(&self) -> Vec<ProcessState> {
         self.story
             .members()

@@ -322,15 +322,19 @@ impl Run {
     fn fail(&mut self, kind: ErrorKind, typed: Option<(String, Vec<u8>)>) {
         let error = Error::told(kind, typed);
         tracing::debug!(%error, "stopping the other processes");
-        let worker = match error.worker() {
-            Some(worker) => worker.clone(),
-            // Stopped on request: any of them can stand for all.
-            None => self.members[0].worker.clone(),
-        };
-        self.story.note(worker.rank, Phase::Failed);
-        let cause = error.kind().cause();
-        for object in &self.shared {
-            object.record_failure(&worker, &cause);
+        // Before anybody else can act on it.
+        self.story
+            .note_failure(error.worker().map(|worker| worker.rank));
+        // Stopped on request, or because of a deadlock: any that still runs can stand for all.
+        let running = self.members.iter().find(|member| !member.has_ended());
+        let stands = running
+            .or(self.members.first())
+            .map(|member| &member.worker);
+        if let Some(worker) = error.worker().or(stands) {
+            let cause = error.kind().cause();
+            for object in &self.shared {
+                object.record_failure(worker, &cause);
+            }
         }
         self.first = Some(error);
         self.stop(self.options.grace);

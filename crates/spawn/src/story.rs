@@ -52,6 +52,8 @@ struct State {
     members: Vec<(Worker, Phase)>,
     /// The ranks of those that have ended, in the order in which they did.
     ended: Vec<usize>,
+    /// It will end with an error, as soon as all have been stopped.
+    failing: bool,
     end: Option<Result<(), Error>>,
     /// Tasks that wait for the end, by the key of their wait.
     sleepers: Vec<(u64, Waker)>,
@@ -93,26 +95,46 @@ impl Story {
         let Some((_, now)) = state.members.get_mut(rank) else {
             return;
         };
-        let before = std::mem::replace(now, phase);
-        if phase.is_end() && !before.is_end() {
+        // Nothing comes after the end, and each end is told once.
+        if now.is_end() {
+            return;
+        }
+        *now = phase;
+        if phase.is_end() {
             state.ended.push(rank);
             self.changed.notify_all();
         }
     }
 
-    /// The process that ended as number `index` of all, from 0: waits until there is one, or the end, which may come
-    /// without.
-    pub(crate) fn wait_for_end_of(&self, index: usize) -> Option<Worker> {
-        let mut state = self.state.lock();
-        loop {
-            if let Some(&rank) = state.ended.get(index) {
-                return state.members.get(rank).map(|(worker, _)| worker.clone());
-            }
-            if state.end.is_some() {
-                return None;
-            }
-            self.sleep(&mut state, None);
+    /// The context has failed, by the process of that rank if by one, and its processes are about to be stopped.
+    pub(crate) fn note_failure(&self, rank: Option<usize>) {
+        self.state.lock().failing = true;
+        if let Some(rank) = rank {
+            self.note(rank, Phase::Failed);
         }
+    }
+
+    /// Whether the end will be an error: it is known, or a process has ended without a value.
+    pub(crate) fn is_failing(&self) -> bool {
+        let state = self.state.lock();
+        let badly = |phase: &Phase| matches!(phase, Phase::Failed | Phase::Ended);
+        state.failing || state.members.iter().any(|(_, phase)| badly(phase))
+    }
+
+    /// The process that ended as number `index` of all, from 0: waits until there is one, or the end, which may come
+    /// without. `stuck` is as for [`wait`](Story::wait).
+    pub(crate) fn wait_for_end_of(
+        &self,
+        index: usize,
+        stuck: impl FnOnce(Deadlock),
+    ) -> Option<Worker> {
+        if !self.is_ours() {
+            return None;
+        }
+        self.wait_for_ever(stuck, |state| match state.ended.get(index) {
+            Some(&rank) => Some(state.members.get(rank).map(|(worker, _)| worker.clone())),
+            None => state.end.is_some().then_some(None),
+        })
     }
 
     /// Whether the end has come; if not, the task is woken when it does. A wait has a key of its own, by which it is
@@ -171,7 +193,7 @@ impl Story {
             )));
         }
         match until {
-            None => Some(self.wait_for_ever(stuck)),
+            None => Some(self.wait_for_ever(stuck, |state| state.end.clone())),
             Some(until) => {
                 let mut state = self.state.lock();
                 while state.end.is_none() && Instant::now() < until {
@@ -182,19 +204,23 @@ impl Story {
         }
     }
 
-    fn wait_for_ever(&self, stuck: impl FnOnce(Deadlock)) -> Result<(), Error> {
+    fn wait_for_ever<T>(
+        &self,
+        stuck: impl FnOnce(Deadlock),
+        done: impl Fn(&State) -> Option<T>,
+    ) -> T {
         let mut stuck = Some(stuck);
         let mut joining = Joining::begin();
         let mut state = self.state.lock();
         loop {
-            if let Some(end) = &state.end {
-                return end.clone();
+            if let Some(done) = done(&state) {
+                return done;
             }
             joining.on(self.id, state.running());
             if self.sleep(&mut state, None) && stuck.is_some() {
                 // Not under the lock: the supervisor has news to write down.
                 let found = MutexGuard::unlocked(&mut state, || joining.look());
-                if let Some(found) = found.filter(|_| state.end.is_none())
+                if let Some(found) = found.filter(|_| done(&state).is_none())
                     && let Some(stuck) = stuck.take()
                 {
                     MutexGuard::unlocked(&mut state, || stuck(found));

@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         repeated_joins_that_do_not_wait_stop_nothing,
         processes_are_told_in_the_order_in_which_they_end,
         waiting_for_any_tells_a_failure,
+        an_end_that_was_told_is_not_told_again_when_the_others_are_stopped,
         processes_show_where_they_are,
         a_join_may_shorten_the_grace,
         success_then_failure_is_a_failure,
@@ -81,6 +82,24 @@ fn waiting_for_any_tells_a_failure() {
     let error = context.wait_any().unwrap_err();
     assert!(error.to_string().contains("enough"), "{error}");
     assert!(context.wait_any().is_err());
+}
+
+fn an_end_that_was_told_is_not_told_again_when_the_others_are_stopped() {
+    fn first_returns(rank: usize, _: ()) {
+        if rank > 0 {
+            sleep_for_ever()
+        }
+    }
+    let mut context = spawn(first_returns, (), 2).unwrap();
+    assert_eq!(context.wait_any().unwrap().unwrap().rank, 0);
+    context.terminate();
+    let error = context.wait_any().unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::Interrupted { .. }),
+        "{error:?}"
+    );
+    let phases: Vec<_> = context.processes().iter().map(|it| it.phase).collect();
+    assert_eq!(phases, [Phase::Finished, Phase::Ended]);
 }
 
 fn processes_show_where_they_are() {
