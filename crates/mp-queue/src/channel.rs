@@ -359,7 +359,7 @@ impl Channel {
     pub fn capacity(&self) -> usize {
         match self.object.array(0) {
             Array::Cells { capacity } | Array::Lane { capacity } => capacity as usize,
-            Array::None | Array::Slots { .. } => 0,
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => 0,
         }
     }
 

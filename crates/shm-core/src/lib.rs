@@ -47,8 +47,11 @@ pub mod message;
 pub mod names;
 pub mod object;
 pub mod participant;
+pub mod permits;
+pub mod readers;
 mod reap;
 pub mod room;
+pub mod rounds;
 #[cfg(feature = "safetensors")]
 pub mod safetensors;
 pub mod segment;

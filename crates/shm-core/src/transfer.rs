@@ -367,7 +367,7 @@ impl Object {
         // Damaged cells and garbage messages end or shorten the loop; each round frees one cell.
         let rounds = match self.array(index) {
             Array::Cells { capacity } | Array::Lane { capacity } => 2 * u64::from(capacity),
-            Array::None | Array::Slots { .. } => return,
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => return,
         };
         for _ in 0..rounds {
             match self.try_get(index, &mut seen) {

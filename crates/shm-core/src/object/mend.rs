@@ -116,7 +116,7 @@ pub(crate) fn empty(arena: &Arena, line: u64, generation: u64) {
 }
 
 /// Mends what a dead participant left in an object it held: its claims become void, its half-taken messages are
-/// handed back, whoever waits is woken to look again. The dead one's reference keeps the object.
+/// handed back, its permits are given back, whoever waits is woken to look again. The dead one's reference keeps the object.
 pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: u32) {
     let Ok(object) = Object::over(Held::uncounted(arena, line, generation)) else {
         return;
@@ -126,6 +126,7 @@ pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: 
         if let Ok(cells) = object.cells(index) {
             cells.reap(dead);
         }
+        object.permits(index).reap(dead, pid);
     }
     object.notify_all();
 }

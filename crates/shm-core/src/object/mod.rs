@@ -18,6 +18,7 @@ use crate::lane::Lane;
 use crate::layout::{LINE, WORD, counted, object};
 use crate::line::Counted;
 use crate::participant::table::read_text;
+use crate::permits::Permits;
 use crate::segment::Segment;
 use crate::sync::Shared;
 
@@ -182,13 +183,26 @@ impl Object {
         }
     }
 
+    /// The permits of array `index`; none if it is something else.
+    #[must_use]
+    pub fn permits(&self, index: usize) -> Permits<'_, Shared> {
+        let words = match self.arrays.get(index) {
+            Some(&Placed {
+                array: Array::Permits { count },
+                first,
+            }) => self.arena().segment().words_at(first, count.into()),
+            _ => None,
+        };
+        Permits(words.unwrap_or(&[]))
+    }
+
     /// What to look at while waiting for a message in array `index`.
     #[must_use]
     pub fn lookout(&self, index: usize) -> Lookout<'_> {
         Lookout(match self.array(index) {
             Array::Cells { .. } => Watched::Cells(Cells(self.messages(index))),
             Array::Lane { .. } => Watched::Lane(Lane(self.messages(index))),
-            Array::None | Array::Slots { .. } => Watched::Nothing,
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => Watched::Nothing,
         })
     }
 
@@ -390,7 +404,7 @@ impl fmt::Display for Object {
             Array::Cells { capacity } | Array::Lane { capacity } => {
                 write!(f, " (room for {capacity})")
             }
-            Array::None | Array::Slots { .. } => Ok(()),
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => Ok(()),
         }
     }
 }
