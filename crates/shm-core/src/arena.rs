@@ -322,7 +322,11 @@ impl Arena {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    pub(crate) fn check_not_forked(&self, doing: &str) -> Result<()> {
+    /// Fails in a process that was made by a bare fork, which is no participant.
+    ///
+    /// # Errors
+    /// `AfterFork`, naming what was being done.
+    pub fn check_not_forked(&self, doing: &str) -> Result<()> {
         if !self.is_forked() {
             return Ok(());
         }

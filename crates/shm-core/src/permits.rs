@@ -300,11 +300,41 @@ impl<M: Memory> Permits<'_, M> {
     // ------------------------------------------------------------------------------------------ tallies
     // Words used the other way round: each belongs to a participant, and its tag counts.
 
-    /// Adds one to the caller's own count, taking a word for it at first. `false`: all words are others' (or the count is
-    /// at its limit).
-    pub fn count_up(&self, me: Owner) -> bool {
-        self.change_count(me, |tag| (tag < TAG_MAX).then_some(tag + 1))
-            || matches!(self.acquire(me, 1, me.row.into()), Acquired::At { .. })
+    /// Adds one to the caller's own count, taking a word for it at first; then it answers what a dead participant had
+    /// counted in that word.
+    ///
+    /// # Errors
+    /// Who has a word, when all are others' (or the count is at its limit).
+    pub fn count_up(&self, me: Owner) -> Result<Option<Left>, Option<Owner>> {
+        if self.change_count(me, |tag| (tag < TAG_MAX).then_some(tag + 1)) {
+            return Ok(None);
+        }
+        match self.acquire(me, 1, me.row.into()) {
+            Acquired::At { left, .. } => Ok(left),
+            Acquired::Busy(owner) => Err(owner),
+        }
+    }
+
+    /// As [`reap`](Self::reap) for counts, of which so many are known to be nothing after all.
+    pub fn reap_counts(&self, dead: Owner, pid: u32, mut void: u32) {
+        for word in self.0 {
+            let seen = word.load(Acquire);
+            let Permit::Held { owner, tag } = decode(seen) else {
+                continue;
+            };
+            if owner != dead {
+                continue;
+            }
+            let less = void.min(tag);
+            let tag = tag - less;
+            let left = (tag > 0).then_some(Left { pid, tag });
+            if word
+                .compare_exchange(seen, free(left), SeqCst, Relaxed)
+                .is_ok()
+            {
+                void -= less;
+            }
+        }
     }
 
     /// Takes one off the caller's own count. `false`: it is 0.
@@ -432,16 +462,21 @@ mod tests {
         let words = words::<2>();
         let tallies = Permits::<Shared>(&words);
         assert!(!tallies.count_down(ME), "nothing was counted");
-        assert!(tallies.count_up(ME) && tallies.count_up(ME) && tallies.count_up(OTHER));
-        assert!(
-            !tallies.count_up(Owner { row: 9, epoch: 1 }),
-            "both words are taken"
-        );
+        for who in [ME, ME, ME, OTHER] {
+            assert_eq!(tallies.count_up(who), Ok(None));
+        }
+        let third = Owner { row: 9, epoch: 1 };
+        assert!(tallies.count_up(third).is_err(), "both words are taken");
         assert!(tallies.count_down(ME));
-        assert_eq!(tallies.count(), 2);
-        tallies.reap(ME, 5);
+        assert_eq!(tallies.count(), 3);
+        tallies.reap_counts(ME, 5, 1);
         assert_eq!(tallies.count(), 1);
-        let left = Permit::Free(Some(Left { pid: 5, tag: 1 }));
-        assert!(tallies.iter().any(|permit| permit == left));
+        let left = Some(Left { pid: 5, tag: 1 });
+        assert!(tallies.iter().any(|permit| permit == Permit::Free(left)));
+        assert_eq!(
+            tallies.count_up(third),
+            Ok(left),
+            "told to whoever takes the word over"
+        );
     }
 }

@@ -272,12 +272,44 @@ impl Object {
             }
         };
         crate::failpoint!("get.recorded");
+        if let Err(error) = self.count_task() {
+            for lease in leases {
+                self.arena().leases().clear(self.arena().segment(), lease);
+                self.arena().leases().put_back(lease);
+            }
+            cells.hand_back(pos);
+            self.notify_all();
+            return Err(error);
+        }
         let wake = cells.release(pos);
         crate::failpoint!("get.released");
         if wake == crate::cells::Wake::All {
             self.notify_all();
         }
         Ok(Get::Message(self.arrive(parsed, leases), pos))
+    }
+
+    /// Counts a task in hand, in a queue that counts them: before its cell is free, so that the queue is never seen
+    /// without both.
+    #[inline]
+    fn count_task(&self) -> Result<()> {
+        let Array::Permits { count } = self.array(1) else {
+            return Ok(());
+        };
+        match self.permits(1).count_up(self.arena().me()) {
+            Ok(None) => {}
+            Ok(Some(left)) => self.count_lost(left.tag),
+            Err(_) => {
+                return Err(Error::new(
+                    ErrorKind::CountOverflow,
+                    format!(
+                        "more than {count} processes take tasks from one queue; it has room to count those of {count}"
+                    ),
+                ));
+            }
+        }
+        crate::failpoint!("get.counted");
+        Ok(())
     }
 
     fn get_lane(&self, index: usize) -> Result<Get> {

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::cell::RefCell;
 
-use super::{Object, event_at};
+use super::{Object, ObjectKind, event_at};
 use crate::arena::Arena;
 use crate::cells::Owner;
 use crate::heap;
@@ -122,11 +122,18 @@ pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: 
         return;
     };
     object.set_bereaved(pid);
+    let mut handed_back = 0;
     for index in 0..object::ARRAY_COUNT as usize {
         if let Ok(cells) = object.cells(index) {
-            cells.reap(dead);
+            handed_back += cells.reap(dead).handed_back;
         }
-        object.permits(index).reap(dead, pid);
+        let permits = object.permits(index);
+        if object.kind == ObjectKind::Queue {
+            // Counts of tasks in hand; one that was handed back is nobody's task any more.
+            permits.reap_counts(dead, pid, handed_back);
+        } else {
+            permits.reap(dead, pid);
+        }
     }
     object.notify_all();
 }

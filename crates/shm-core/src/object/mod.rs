@@ -9,7 +9,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
-use crate::cells::Cells;
+use crate::cells::{CellArray, Cells};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::heap;
@@ -280,6 +280,32 @@ impl Object {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How many messages were ever put and taken, positions that a dead producer had claimed among them.
+    #[must_use]
+    pub fn traffic(&self) -> (u64, u64) {
+        let messages = self.messages(0);
+        let [tail, head] = [messages.tail(), messages.head()];
+        (tail.load(Ordering::Acquire), head.load(Ordering::Acquire))
+    }
+
+    /// Remembers tasks that a dead consumer had in hand, whose word is somebody else's now. A kill just before loses them
+    /// from the statistics, and from nothing else.
+    #[cold]
+    pub(crate) fn count_lost(&self, tasks: u32) {
+        if let Some(word) = self.user_words.checked_sub(1) {
+            self.word(word).fetch_add(tasks.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether no message is in array 0, on its way in or half taken. Exact if nobody puts meanwhile.
+    #[must_use]
+    pub fn is_clear(&self) -> bool {
+        self.cells(0).map_or_else(
+            |_| self.lane(0).map_or(true, |lane| lane.is_empty()),
+            |cells| cells.is_clear(),
+        )
     }
 
     /// Takes side `index` of a lane (0: the producer, 1: the consumer), of which there is one.

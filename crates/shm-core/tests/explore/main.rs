@@ -360,7 +360,7 @@ fn locks_without_one_of_their_rules_are_noticed() {
     lock_fails(Variant::SilentRelease, stuck, quiet);
     lock_fails(
         Variant::SameEpoch,
-        "two hold word",
+        "was not its holder's",
         locks::Config {
             roles: &[Locker, Locker, Reaper, Reaper],
             reuses: 1,
