@@ -178,7 +178,8 @@ impl<T> From<PutError<T>> for Error {
 /// ```
 pub struct LockError<G> {
     error: Error,
-    guard: Option<G>,
+    /// Boxed, so that taking a lock moves one guard's worth of words and not two.
+    guard: Option<Box<G>>,
 }
 
 impl<G> LockError<G> {
@@ -193,7 +194,7 @@ impl<G> LockError<G> {
         );
         Self {
             error: Error::new(ErrorKind::Poisoned { pid }, context),
-            guard: Some(guard),
+            guard: Some(Box::new(guard)),
         }
     }
 
@@ -214,7 +215,7 @@ impl<G> LockError<G> {
     /// # Errors
     /// The reason, where the lock was not taken.
     pub fn into_guard(self) -> Result<G> {
-        self.guard.ok_or(self.error)
+        self.guard.map(|guard| *guard).ok_or(self.error)
     }
 }
 

@@ -30,7 +30,7 @@ const SHORT: Duration = Duration::from_millis(30);
 /// Adds to a number by a load and a store, which loses additions if two do it at once.
 fn add(number: &AliasedTensor<u64>) {
     let seen = number.load(&[0]).unwrap();
-    if seen % 64 == 0 {
+    if seen.is_multiple_of(64) {
         std::thread::yield_now();
     }
     number.store(&[0], seen + 1).unwrap();

@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_lane_can_be_gone_through,
     a_queue_counts_what_happens_to_it,
     a_long_wait_is_told_with_the_holder_of_what_is_waited_for,
+    a_waiting_process_takes_no_cpu_time,
 ];
 
 fn many_values_go_through_together_in_their_order() {
@@ -157,4 +158,44 @@ fn a_long_wait_is_told_with_the_holder_of_what_is_waited_for() {
         "{text:?}, and then {error}"
     );
     drop(guard);
+}
+
+/// Clock ticks that a process has used, in user and system mode.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, rest) = stat.rsplit_once(") ").unwrap();
+    let fields: Vec<_> = rest.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+fn a_waiting_process_takes_no_cpu_time() {
+    fn waits(
+        _rank: usize,
+        (from, mutex, ready): (Receiver<u32>, mp_queue::Mutex, Event),
+    ) -> tensormp::Result<u32> {
+        ready.set();
+        drop(mutex.lock().map_err(mp_queue::Error::from)?);
+        Ok(from.get()?)
+    }
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let (mutex, ready) = (mp_queue::Mutex::new().unwrap(), Event::new().unwrap());
+    let guard = mutex.lock().unwrap();
+    let shared = (receiver, mutex.clone(), ready.clone());
+    let mut context = spawn(waits, shared, 1).unwrap();
+    let pid = context.pids()[0];
+    ready.wait().unwrap();
+    let used = |what: &str| {
+        // Until it sleeps; then one second, of a hundred ticks.
+        let pause = || std::thread::sleep(Duration::from_millis(250));
+        pause();
+        let before = ticks(pid);
+        (0..4).for_each(|_| pause());
+        let used = ticks(pid) - before;
+        assert!(used <= 2, "{used} ticks in a second of waiting for {what}");
+    };
+    used("a lock");
+    drop(guard);
+    used("a message");
+    sender.put(7).unwrap();
+    assert_eq!(context.join().unwrap(), [7]);
 }

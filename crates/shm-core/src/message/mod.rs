@@ -19,7 +19,7 @@ pub(crate) use encode::Pin;
 pub(crate) use encode::Pins;
 pub use encode::{EncodeError, Outgoing, encode};
 pub(crate) use parse::What;
-pub(crate) use parse::{FORM_SLOT, Parsed, parse};
+pub(crate) use parse::{FEW, FORM_SLOT, Parsed, parse};
 pub(crate) use serde::{
     deserialize_slots, deserialize_tensor, refuse, serialize_slots, serialize_tensor,
 };
