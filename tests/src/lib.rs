@@ -24,6 +24,12 @@ pub struct Readme;
 #[derive(Debug)]
 pub struct Tensors;
 
+/// Queues, locks and what else processes meet at.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/primitives.md")]
+#[derive(Debug)]
+pub struct Primitives;
+
 /// How an arena's file comes to be, and names.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/strategies.md")]

@@ -9,7 +9,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::arena::Arena;
 use shm_core::cells::Owner;
-use shm_core::failure::PeerFailure;
 use shm_core::message::{self, Incoming, Outgoing};
 use shm_core::object::{Array, Object, ObjectKind};
 use shm_core::slots::Taken;
@@ -19,6 +18,9 @@ use crate::counters;
 use crate::error::{Error, ErrorKind, PutError, Result};
 use crate::holder;
 use crate::wait::{Deadline, WaitPolicy, wait};
+
+mod gone;
+mod together;
 
 /// Index of the producers' end.
 pub const PRODUCERS: u64 = 0;
@@ -191,75 +193,6 @@ impl Channel {
         }
     }
 
-    /// Encodes and puts values, waiting until `deadline` for room, with one wake for as many as go in at once. How many
-    /// they were.
-    pub(crate) fn put_many<T>(
-        &self,
-        values: impl Iterator<Item = T>,
-        deadline: Deadline,
-        mut put: impl FnMut(&mut Outgoing) -> shm_core::Result<Put>,
-    ) -> Result<usize, PutError<T>>
-    where
-        T: Serialize + DeserializeOwned,
-    {
-        let mut untold = Untold::new(self, Self::after_put);
-        let mut done = 0;
-        for value in values {
-            let mut message = match message::encode(self.object.arena(), value) {
-                Ok(message) => message,
-                Err(failed) => return Err(PutError::new(failed.error.into(), failed.value)),
-            };
-            let outcome = match self.attempt_put(&mut || put(&mut message), false) {
-                Ok(Tried::Done(position)) => {
-                    untold.add(position);
-                    Ok(())
-                }
-                Ok(Tried::NotNow(_)) => {
-                    // Before we wait for them, they must know.
-                    untold.tell();
-                    self.put_with(deadline, || put(&mut message))
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = outcome {
-                return Err(PutError::new(error, message.decode().ok()));
-            }
-            done += 1;
-        }
-        Ok(done)
-    }
-
-    /// Takes a message, waiting until `deadline` for one, and then those that are there, `most` at most, with one wake for
-    /// all of them.
-    pub(crate) fn get_many<R>(
-        &self,
-        most: usize,
-        deadline: Deadline,
-        mut get: impl FnMut() -> shm_core::Result<Got<R>>,
-    ) -> Result<Vec<R>> {
-        let mut taken = Vec::new();
-        let mut untold = Untold::new(self, Self::after_get);
-        while taken.len() < most {
-            match get() {
-                Ok(Got::Message(message, position)) => {
-                    untold.add(position);
-                    taken.push(message);
-                }
-                Ok(Got::NotNow(_) | Got::Drained) if taken.is_empty() => {
-                    taken.push(self.get_with(deadline, &mut get)?);
-                }
-                Err(error) if taken.is_empty() => return Err(error.into()),
-                // What an error is about comes up again with the next get, or was a message that is gone.
-                Err(error) => {
-                    tracing::warn!(%error, "fewer messages were taken together than there may be");
-                    break;
-                }
-                Ok(_) => break,
-            }
-        }
-        Ok(taken)
-    }
-
     #[inline]
     fn has_cells(&self) -> bool {
         matches!(self.object.array(0), Array::Cells { .. })
@@ -361,81 +294,6 @@ impl Channel {
         }
     }
 
-    fn why_drained(&self) -> Error {
-        // A holder that died may have been about to put: say why it died rather than that all is well.
-        let died = self.object.bereaved().is_some() && self.object.supervisor().is_some();
-        if died || self.object.failure().is_some() {
-            return self.why_gone(PRODUCERS, "waiting for a message");
-        }
-        Error::new(
-            ErrorKind::Closed,
-            format!("{} is closed and empty", self.object),
-        )
-    }
-
-    /// Why nobody is left on side `end`. Where a supervisor is about to say why, it is given a moment.
-    #[cold]
-    pub fn why_gone(&self, end: u64, doing: &str) -> Error {
-        let said = || {
-            self.object
-                .failure()
-                .map(|failure| Error::peer_failed(failure, doing))
-        };
-        let departed = || {
-            let (rank, pid) = self.object.departed().filter(|_| end == CONSUMERS)?;
-            let cause = "returned, and with it went the last receiver of the queue".into();
-            Some(Error::peer_failed(
-                PeerFailure {
-                    rank,
-                    pid,
-                    name: String::new(),
-                    cause,
-                },
-                doing,
-            ))
-        };
-        if let Some(error) = said() {
-            return error;
-        }
-        if self.object.supervisor().is_some() {
-            let patience = Deadline::after(CAUSE_PATIENCE);
-            let park = WaitPolicy::Park;
-            let answer = wait(
-                &self.object,
-                NOT_FULL,
-                park,
-                patience,
-                &Cell::new(None),
-                || true,
-                |_| said().or_else(departed),
-            );
-            if let Some(error) = answer {
-                return error;
-            }
-        }
-        if let Some(pid) = self.object.bereaved() {
-            let cause = "died while it held the queue".into();
-            return Error::peer_failed(
-                PeerFailure {
-                    rank: PeerFailure::UNKNOWN_RANK,
-                    pid,
-                    name: String::new(),
-                    cause,
-                },
-                doing,
-            );
-        }
-        let side = if end == CONSUMERS {
-            "receiver"
-        } else {
-            "sender"
-        };
-        Error::new(
-            ErrorKind::Closed,
-            format!("{doing}: every {side} of {} is gone", self.object),
-        )
-    }
-
     /// Takes no more messages.
     pub fn close(&self) {
         self.object.close();
@@ -514,43 +372,6 @@ impl Channel {
             counters::note(&self.object, counters::WAKES);
             event.wake(count)
         });
-    }
-}
-
-/// Messages that were put or taken and of which nobody was told yet. Told at the end, however it comes.
-struct Untold<'a> {
-    channel: &'a Channel,
-    tell: fn(&Channel, u64, u32),
-    last: u64,
-    messages: u32,
-}
-
-impl<'a> Untold<'a> {
-    fn new(channel: &'a Channel, tell: fn(&Channel, u64, u32)) -> Self {
-        Self {
-            channel,
-            tell,
-            last: 0,
-            messages: 0,
-        }
-    }
-
-    fn add(&mut self, position: u64) {
-        self.last = position;
-        self.messages = self.messages.saturating_add(1);
-    }
-
-    fn tell(&mut self) {
-        if self.messages > 0 {
-            (self.tell)(self.channel, self.last, self.messages);
-            self.messages = 0;
-        }
-    }
-}
-
-impl Drop for Untold<'_> {
-    fn drop(&mut self) {
-        self.tell();
     }
 }
 
