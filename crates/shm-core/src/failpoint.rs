@@ -52,7 +52,6 @@ mod armed {
         "chunk.run.unformatted",
         "chunk.slab.unformatted",
         "chunk.trim.unmarked",
-        "get.counted",
         "get.recorded",
         "get.released",
         "get.taken",
@@ -93,6 +92,7 @@ mod armed {
         "slot.borrowed",
         "slot.loaned",
         "slot.released",
+        "task.counted",
     ];
 
     #[derive(Clone, Debug)]

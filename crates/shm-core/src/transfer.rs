@@ -316,7 +316,7 @@ impl Object {
                 ));
             }
         }
-        crate::failpoint!("get.counted");
+        crate::failpoint!("task.counted");
         Ok(())
     }
 

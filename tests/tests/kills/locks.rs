@@ -120,7 +120,7 @@ fn a_consumer_killed_while_it_takes_a_task_leaves_the_task_or_counts_it_lost() {
     for (label, lost) in [
         ("get.taken", 0),
         ("get.recorded", 0),
-        ("get.counted", 0),
+        ("task.counted", 0),
         ("get.released", 1),
     ] {
         let tasks = JoinableQueue::bounded(4).unwrap();

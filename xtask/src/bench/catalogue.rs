@@ -3,6 +3,7 @@
 use pipeline::Topology;
 
 use super::floor::{CacheLine, FutexWake};
+use super::many::{Idle, Many};
 use super::memory::{FirstTouch, Memcpy};
 use super::payload::{LARGE, SIZES};
 use super::queue::{Kind, Queued};
@@ -57,10 +58,7 @@ impl Suite {
                     .collect()
             }
             Suite::Handoff => handoff(),
-            Suite::Queue => [Kind::Queue, Kind::Pair]
-                .into_iter()
-                .map(|kind| Case::busy(Queued { kind, size: LARGE }))
-                .collect(),
+            Suite::Queue => queue(),
         }
     }
 }
@@ -102,6 +100,29 @@ fn handoff() -> Vec<Case> {
     cases
 }
 
+fn queue() -> Vec<Case> {
+    let [small, _, _] = SIZES;
+    let sizes = [None, Some(small), Some(LARGE)];
+    let queued = |kind, parked, size| Queued { kind, parked, size };
+    let mut cases = Vec::new();
+    for kind in [Kind::Pair, Kind::Queue] {
+        cases.extend(sizes.map(|size| Case::busy(queued(kind, false, size))));
+        cases.extend(sizes.map(|size| Case::parked(queued(kind, true, size))));
+    }
+    for (producers, consumers) in [(4, 4), (1, 4)] {
+        cases.push(Case::busy(Many {
+            producers,
+            consumers,
+            size: small,
+        }));
+    }
+    cases.push(Case {
+        subject: Box::new(Idle),
+        floor: None,
+    });
+    cases
+}
+
 /// The subject or floor of that name.
 pub(crate) fn find(name: &str) -> Option<Box<dyn Subject>> {
     let cases = Suite::all().into_iter().flat_map(Suite::cases);
@@ -135,6 +156,11 @@ mod tests {
             "ring parked 1MiB",
             "pipe 12MB",
             "unix 4KiB",
+            "pair busy handle",
+            "1:1 busy handle",
+            "1:1 busy 12MB",
+            "1:1 parked handle",
+            "4:4 busy 4KiB",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

@@ -12,6 +12,7 @@ mod end;
 mod floor;
 mod harness;
 mod machine;
+mod many;
 mod mapping;
 mod memory;
 mod pair;

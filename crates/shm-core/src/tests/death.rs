@@ -231,10 +231,10 @@ fn a_child_killed_at_any_step_is_buried_and_loses_at_most_what_it_had_in_hand() 
         "named.",
         "names.",
         "barrier.",
-        "get.counted",
         "mutex.",
         "rwlock.",
         "semaphore.",
+        "task.",
     ];
     let here = |label: &&&str| !elsewhere.iter().any(|prefix| label.starts_with(prefix));
     for label in LABELS.iter().filter(here) {
