@@ -129,7 +129,7 @@ fn locks_without_one_of_their_rules_are_noticed() {
     lock_fails(Variant::SilentStepBack, stuck, mixed);
     lock_fails(
         Variant::NotBroken,
-        stuck,
+        "leads nowhere",
         Config {
             roles: &[Party, Party, Reaper],
             ..LOCKS
