@@ -130,11 +130,11 @@ impl Barrier {
         let mut failure = self.failure()?;
         if self.object.supervisor().is_some() && self.object.failure().is_none() {
             // Its supervisor is about to say why.
-            let said = |_| self.object.failure();
+            let said = |_| self.object.failure().map(Ok::<_, Error>);
             let patience = Deadline::after(CAUSE_PATIENCE);
             let (park, nobody) = (WaitPolicy::Park, Cell::new(None));
             let cause = wait(&self.object, 0, park, patience, &nobody, || true, said);
-            failure = cause.unwrap_or(failure);
+            failure = cause.and_then(Result::ok).unwrap_or(failure);
         }
         Some(Error::peer_failed(failure, "waiting at a barrier"))
     }

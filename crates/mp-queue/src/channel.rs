@@ -327,13 +327,13 @@ impl Channel {
     }
 
     /// Repeats `attempt` until it answers, woken by event `event`; `None` when the deadline is over. The attempt is
-    /// told whether the wait has become slow.
-    pub fn wait<R>(
+    /// told whether the wait has become slow. A wait without a deadline that nobody can end any more answers `Deadlock`.
+    pub fn wait<R, E: From<Error>>(
         &self,
         event: u64,
         deadline: Deadline,
-        attempt: impl FnMut(bool) -> Option<R>,
-    ) -> Option<R> {
+        attempt: impl FnMut(bool) -> Option<Result<R, E>>,
+    ) -> Option<Result<R, E>> {
         wait(
             &self.object,
             event,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use shm_core::deadlock::Deadlock;
 use shm_core::failure::PeerFailure;
 
 /// `Result` with this crate's [`Error`].
@@ -43,6 +44,8 @@ pub enum ErrorKind {
     Closed,
     /// A process this depends on failed, died, or returned too early.
     PeerFailed(PeerFailure),
+    /// This wait could never end: everyone who could end it waits as well.
+    Deadlock(Deadlock),
     /// The arena, or the encoding of a value: the source says more.
     Arena(shm_core::ErrorKind),
 }
@@ -64,6 +67,16 @@ impl Error {
         Self {
             source: Some(Box::new(failure.clone())),
             ..Self::new(ErrorKind::PeerFailed(failure), context)
+        }
+    }
+
+    /// A wait without an end.
+    #[must_use]
+    pub fn deadlock(deadlock: Deadlock) -> Self {
+        let context = deadlock.to_string();
+        Self {
+            source: Some(Box::new(deadlock.clone())),
+            ..Self::new(ErrorKind::Deadlock(deadlock), context)
         }
     }
 

@@ -14,10 +14,12 @@ use std::time::{Duration, Instant};
 
 use shm_core::cells::Owner;
 use shm_core::clock::now_ns;
+use shm_core::deadlock::{WaitFor, Waiting};
 use shm_core::event::{Parked, Registered};
 use shm_core::object::Object;
 
 use crate::counters;
+use crate::error::Error;
 use crate::holder;
 
 /// Longest sleep between two looks.
@@ -122,15 +124,17 @@ impl Deadline {
 /// `attempt` is told whether the wait has become slow, for looks that are too dear to take at every turn. `glance` is a
 /// look so cheap that spinning does little else: whether an attempt is worth it. In `holder` the attempt says who has what
 /// is waited for.
-pub(crate) fn wait<R>(
+///
+/// A wait without a deadline that nobody can end any more answers `Deadlock`.
+pub(crate) fn wait<R, E: From<Error>>(
     object: &Object,
     event: u64,
     policy: WaitPolicy,
     deadline: Deadline,
     holder: &Cell<Option<Owner>>,
     glance: impl Fn() -> bool,
-    mut attempt: impl FnMut(bool) -> Option<R>,
-) -> Option<R> {
+    mut attempt: impl FnMut(bool) -> Option<Result<R, E>>,
+) -> Option<Result<R, E>> {
     let limit = spin_for(object, policy);
     if limit > 0 {
         counters::note(object, counters::SPINS);
@@ -192,16 +196,18 @@ fn spin(rounds: u32, glance: &impl Fn() -> bool) {
     }
 }
 
-fn park<R>(
+fn park<R, E: From<Error>>(
     object: &Object,
-    event: u64,
+    index: u64,
     deadline: Deadline,
     holder: &Cell<Option<Owner>>,
-    mut attempt: impl FnMut(bool) -> Option<R>,
-) -> Option<R> {
+    mut attempt: impl FnMut(bool) -> Option<Result<R, E>>,
+) -> Option<Result<R, E>> {
     object.arena().watch();
     let mut patience = Patience::new(object);
-    let event = object.event(event);
+    // Who waits with a deadline goes on by itself, so there is nothing to notice.
+    let mut for_ever = (deadline == Deadline::Never).then(|| Waiting::begin(object.arena()));
+    let event = object.event(index);
     loop {
         let registered = event.register();
         // Once more after registering: whoever changed the state before did not see us, but we see the change.
@@ -218,11 +224,22 @@ fn park<R>(
         }
         object.arena().recorder().waiting_for(object);
         counters::note(object, counters::PARKS);
+        if let Some(waiting) = &mut for_ever {
+            waiting.on(WaitFor::Change {
+                object,
+                event: index,
+                seq: registered.seq,
+            });
+        }
         let slice = patience.slice();
         let parked = event.park(registered.seq, left.map_or(slice, |left| left.min(slice)));
         event.unregister(registered);
         if parked == Parked::TimedOut {
             object.arena().bury_the_dead();
+            if let Some(deadlock) = for_ever.as_mut().and_then(Waiting::look) {
+                object.arena().recorder().done_waiting();
+                return Some(Err(Error::deadlock(deadlock).into()));
+            }
             patience.tell(holder.get());
         }
     }

@@ -14,6 +14,7 @@
 
 mod error;
 mod pipeline;
+pub mod report;
 mod ring;
 mod ring_end;
 mod run;

@@ -21,12 +21,13 @@ use crate::room::SystemLimits;
 use crate::segment::Segment;
 use crate::strategy::{self, Strategy, file_system};
 use crate::watcher::Watcher;
+use builder::check_header;
 
 mod attach;
 mod builder;
 
 pub use builder::Builder;
-pub(crate) use builder::{check_header, this_boot};
+pub(crate) use builder::{check_header_words, this_boot};
 
 /// A handle to an arena that this process takes part in. Clones are cheap and name the same arena.
 ///

@@ -34,6 +34,19 @@ pub(crate) enum Use {
     Leases,
 }
 
+impl Use {
+    /// Its part of a chunk's state word.
+    const fn bits(self) -> u64 {
+        match self {
+            Self::Nothing => 0,
+            Self::Slab(class) => (1 << 2) | ((class as u64) << 34),
+            Self::Run(chunks) => (2 << 2) | ((chunks as u64) << 34),
+            Self::Tail(distance) => (3 << 2) | ((distance as u64) << 34),
+            Self::Leases => 4 << 2,
+        }
+    }
+}
+
 /// Whose a chunk is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
@@ -63,20 +76,13 @@ impl State {
         }
     }
 
-    pub(crate) fn to_word(self) -> u64 {
-        let of_use = |used| match used {
-            Use::Nothing => 0,
-            Use::Slab(class) => (1 << 2) | (u64::from(class) << 34),
-            Use::Run(chunks) => (2 << 2) | (u64::from(chunks) << 34),
-            Use::Tail(distance) => (3 << 2) | (u64::from(distance) << 34),
-            Use::Leases => 4 << 2,
-        };
+    pub(crate) const fn to_word(self) -> u64 {
         match self {
             Self::Free => FREE,
             Self::Owned(owner, used) => {
-                OWNED | of_use(used) | (u64::from(owner.row) << 6) | (u64::from(owner.epoch) << 18)
+                OWNED | used.bits() | ((owner.row as u64) << 6) | ((owner.epoch as u64) << 18)
             }
-            Self::Orphan(used) => ORPHAN | of_use(used),
+            Self::Orphan(used) => ORPHAN | used.bits(),
         }
     }
 }

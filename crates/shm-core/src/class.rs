@@ -74,7 +74,10 @@ impl Slab {
 }
 
 /// The layouts of all classes, so that no operation works one out.
-pub(crate) static SLABS: [Slab; CLASSES] = {
+pub(crate) static SLABS: [Slab; CLASSES] = SLABS_OF;
+
+/// The same, for what is worked out when this is compiled.
+pub(crate) const SLABS_OF: [Slab; CLASSES] = {
     let mut all = [Slab {
         size: 0,
         blocks: 0,

@@ -88,6 +88,13 @@ impl<'a, M: Memory> Event<'a, M> {
         Self { seq, waiters }
     }
 
+    /// How many notifications there have been, as far as anyone was there to be told.
+    #[must_use]
+    pub fn seq(&self) -> u32 {
+        // Acquire: as in `register`.
+        self.seq.load(Acquire)
+    }
+
     /// Joins the waiters. Then try once more, and sleep only if that fails too.
     pub fn register(&self) -> Registered {
         // Before the count: see the head of this file. Acquire keeps it there.

@@ -2,7 +2,8 @@
 //!
 //! All shared control structures are 8-byte atomic words, grouped in 64-byte *lines*. This file alone says
 //! what each offset means; `docs/src/wire.md` describes the same in prose and carries this file's hash, so
-//! that a change here without one there (and without a new [`VERSION`]) does not pass `cargo xtask tidy`.
+//! that a change here without one there (and without a new [`VERSION`]) does not pass `cargo xtask tidy`. What is in
+//! a word is said where the word is read and written; `shape.rs` makes one number of those and of this file.
 
 /// First word of every arena: `tensormp` in ASCII, little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tensormp");
@@ -35,6 +36,8 @@ pub(crate) mod header {
     pub(crate) const BOOT: u64 = 40;
     /// Line of the object that holds the published names, or 0; set once. The header counts as a holder of it.
     pub(crate) const NAMES: u64 = 48;
+    /// [`crate::shape::FINGERPRINT`] of the build that made the arena.
+    pub(crate) const SHAPE: u64 = 56;
     /// Rows of the participant table that are committed; grows only.
     pub(crate) const ROWS_HIGH: u64 = 64;
     /// Grows with each join and each burial; watchers look at it.
@@ -99,7 +102,20 @@ pub(crate) mod row {
     pub(crate) const PANIC: u64 = WAITING_SINCE + 8;
     /// Words of [`PANIC`].
     pub(crate) const PANIC_WORDS: u64 = 96;
-    const _: () = assert!(PANIC + PANIC_WORDS * 8 <= super::ROW);
+    /// Which context started this participant: 0, or `{row + 1: 16 | epoch: 16 | context: 16 | own epoch: 16}`, the
+    /// first two of the participant that supervises it. Written by that one.
+    pub(crate) const CONTEXT: u64 = PANIC + PANIC_WORDS * 8;
+    /// Contexts of this participant whose processes are being stopped.
+    pub(crate) const STOPPING: u64 = CONTEXT + 8;
+    /// Threads of this participant that serve the library and do none of the user's work.
+    pub(crate) const SERVANTS: u64 = STOPPING + 8;
+    /// What its threads wait for without a deadline: entries of four words, `{kind: 4 | version: 60}`, then for an
+    /// object its line and `{sequence: 32 | event: 32}`, for a context its number and how many processes run; and since
+    /// when, CLOCK_MONOTONIC nanoseconds. Kind 0 is no wait.
+    pub(crate) const WAITS: u64 = (SERVANTS + 8).next_multiple_of(super::LINE);
+    /// Entries of [`WAITS`]; a participant with more waiting threads is never taken for stuck.
+    pub(crate) const WAIT_ENTRIES: u64 = 8;
+    const _: () = assert!(WAITS + WAIT_ENTRIES * 32 <= super::ROW);
 }
 
 // ------------------------------------------------------------------------------------------- leases

@@ -31,6 +31,7 @@ pub mod cells;
 mod chunk;
 mod class;
 pub mod clock;
+pub mod deadlock;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 pub mod error;
@@ -38,6 +39,7 @@ pub mod event;
 pub mod failure;
 mod heap;
 mod held;
+pub mod inspect;
 pub mod lane;
 mod layout;
 mod lease;
@@ -55,6 +57,7 @@ pub mod rounds;
 #[cfg(feature = "safetensors")]
 pub mod safetensors;
 pub mod segment;
+mod shape;
 pub mod slots;
 pub mod steps;
 mod storage;

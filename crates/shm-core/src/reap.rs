@@ -33,24 +33,33 @@ pub(crate) fn verdict(arena: &Arena, row: Row<'_>) -> Option<(Owner, RowState, V
 /// As [`verdict`], by somebody who need not be a participant.
 pub(crate) fn judge(locks: &RowLocks, row: Row<'_>) -> Option<(Owner, RowState, Verdict)> {
     let (owner, state) = row.occupant()?;
+    let verdict = verdict_of(
+        state,
+        row.word(row::START_TIME).load(Ordering::Acquire),
+        row.word(row::PID_NAMESPACE).load(Ordering::Acquire),
+        || locks.is_held_elsewhere(owner.row).ok(),
+    );
+    // The row may have changed hands while we looked.
+    (row.occupant() == Some((owner, state))).then_some((owner, state, verdict))
+}
+
+/// What follows from the words of a row that somebody is in; `locked` as for [`liveness::is_dead`].
+pub(crate) fn verdict_of(
+    state: RowState,
+    start_time: u64,
+    namespace: u64,
+    locked: impl FnOnce() -> Option<bool>,
+) -> Verdict {
     if state.life == Life::Joining {
         // Its identity may not be written yet. All that is known is its pid, if it is of our namespace; being gone
         // is then certain, and a reused pid leaves the row to a later look.
         let ours = liveness::own_namespace().is_some_and(|own| tag_of(own) == state.tag);
-        let verdict = if ours && liveness::has_ended(state.pid) {
-            Verdict::Dead
-        } else {
-            Verdict::Unknown
+        return match ours && liveness::has_ended(state.pid) {
+            true => Verdict::Dead,
+            false => Verdict::Unknown,
         };
-        return (row.occupant() == Some((owner, state))).then_some((owner, state, verdict));
     }
-    let start_time = row.word(row::START_TIME).load(Ordering::Acquire);
-    let namespace = row.word(row::PID_NAMESPACE).load(Ordering::Acquire);
-    let verdict = liveness::is_dead(state.pid, start_time, namespace, || {
-        locks.is_held_elsewhere(owner.row).ok()
-    });
-    // The row may have changed hands while we looked.
-    (row.occupant() == Some((owner, state))).then_some((owner, state, verdict))
+    liveness::is_dead(state.pid, start_time, namespace, locked)
 }
 
 /// Whether the pid in this row is one that we see.

@@ -112,8 +112,8 @@ pub fn allocate<W: Atomic64>(
 
 /// The word by which a line names its claimant.
 #[inline]
-pub fn claimant(owner: Owner) -> u64 {
-    (u64::from(owner.row) + 1) | (u64::from(owner.epoch) << 16)
+pub const fn claimant(owner: Owner) -> u64 {
+    (owner.row as u64 + 1) | ((owner.epoch as u64) << 16)
 }
 
 /// Puts a participant into a line's claim, if nobody who is still there is in it.
@@ -362,8 +362,8 @@ pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &im
 
 /// The word of a row that names who reaps its dead occupant.
 #[must_use]
-pub fn reaper_word(me: Owner, dead: Owner) -> u64 {
-    (u64::from(me.row) + 1) | (u64::from(me.epoch) << 16) | (u64::from(dead.epoch) << 32)
+pub const fn reaper_word(me: Owner, dead: Owner) -> u64 {
+    (me.row as u64 + 1) | ((me.epoch as u64) << 16) | ((dead.epoch as u64) << 32)
 }
 
 /// Makes `me` the one that reaps `dead`, unless a live one is at it.

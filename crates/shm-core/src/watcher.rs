@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::arena::{Arena, Inner};
 use crate::cells::Owner;
+use crate::deadlock::Servant;
 use crate::participant::liveness::Verdict;
 use crate::participant::table::{Life, rows};
 use crate::reap;
@@ -53,6 +54,7 @@ impl Drop for Watcher {
 }
 
 fn watch(inner: &Weak<Inner>, stop: &OwnedFd) {
+    let _serving = Servant::enter();
     let mut pidfds: HashMap<Owner, OwnedFd> = HashMap::new();
     loop {
         {

@@ -97,7 +97,8 @@ impl<R> SpawnContext<R> {
     ///
     /// # Errors
     ///
-    /// The first failure of any process, by time.
+    /// The first failure of any process, by time. [`Deadlock`](ErrorKind::Deadlock) when this wait could never end,
+    /// because this process and those it waits for all wait for each other; the processes are stopped then.
     ///
     /// ```no_run
     /// # fn square(_rank: usize, x: u32) -> Result<u32, String> { Ok(x * x) }
@@ -179,7 +180,8 @@ impl<R> SpawnContext<R> {
         if self.end.is_some() {
             return;
         }
-        let Some(end) = self.story.wait(until) else {
+        let stuck = |deadlock| supervisor::give_up(&self.story, deadlock);
+        let Some(end) = self.story.wait(until, stuck) else {
             return;
         };
         let workers = self.workers();
@@ -216,7 +218,7 @@ impl<R> Drop for SpawnContext<R> {
         if self.end.is_none() && self.story.end().is_none() {
             supervisor::stop(&self.story, false);
             // Bounded: grace, SIGKILL, and a limit for what even that does not end.
-            self.story.wait(None);
+            self.story.wait(None, drop);
         }
     }
 }

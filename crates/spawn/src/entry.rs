@@ -148,6 +148,7 @@ fn serve() -> ! {
             Ok(function) => {
                 // A thread that waits for this no more is found to have ended below.
                 let _ = function.ready.send(prepare(&hello, descriptors, control));
+                let _serving = link::serve();
                 watch(control, &function.done);
                 // Joining lets the thread's own variables be dropped before the process ends.
                 std::process::exit(function.thread.join().unwrap_or(REFUSED))

@@ -7,6 +7,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
+pub use crate::link::Deadlock;
+
 /// What fallible functions of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -149,6 +151,11 @@ pub enum ErrorKind {
         /// What was seen.
         reason: String,
     },
+    /// This process joined processes that wait for it, or for each other: nothing would ever have happened again.
+    Deadlock {
+        /// Who waits where.
+        deadlock: Deadlock,
+    },
     /// The function returned, but its value could not be brought home.
     ResultLost {
         /// Which process.
@@ -174,6 +181,7 @@ impl ErrorKind {
             | ErrorKind::Usage
             | ErrorKind::Arguments
             | ErrorKind::Launch
+            | ErrorKind::Deadlock { .. }
             | ErrorKind::Arena => None,
         }
     }
@@ -220,6 +228,7 @@ impl ErrorKind {
                 "was stopped on request, or because its SpawnContext was dropped (keep it and call `join`)"
                     .to_owned()
             }
+            ErrorKind::Deadlock { deadlock } => deadlock.to_string(),
             ErrorKind::NeverStarted { reason, .. } => format!("never ran its function: {reason}"),
             ErrorKind::LostContact { reason, .. } => {
                 format!("cannot be reached any more: {reason}")

@@ -120,7 +120,7 @@ mod worker;
 pub use builder::{Builder, builder, spawn};
 pub use context::{SpawnContext, Stopper};
 pub use entry::init;
-pub use error::{Error, ErrorKind, Exit, Result, Worker};
+pub use error::{Deadlock, Error, ErrorKind, Exit, Result, Worker};
 pub use group::Group;
 pub use outcome::Outcome;
 pub use process::{Process, Stdin};

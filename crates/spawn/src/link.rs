@@ -4,10 +4,13 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::Arena;
 use shm_core::cells::Owner;
+pub use shm_core::deadlock::Deadlock;
+use shm_core::deadlock::{Servant, WaitFor, Waiting};
 use shm_core::failure::PeerFailure;
 use shm_core::letterbox::Letterbox;
 use shm_core::message::{self, EncodeError, Outgoing};
@@ -54,6 +57,71 @@ impl Member {
             row: self.row,
             epoch: self.epoch,
         }
+    }
+}
+
+/// Notes that a child belongs to context `context` of this process.
+pub(crate) fn note_child(member: Member, context: u32) {
+    if let Ok(arena) = Arena::current() {
+        arena.note_child(member.owner(), context);
+    }
+}
+
+/// Says that the current thread does none of the user's work: what it does ends no wait.
+pub(crate) fn serve() -> impl Sized {
+    Servant::enter()
+}
+
+/// A context of this process whose processes are being stopped: a wait for them is no deadlock.
+#[derive(Debug)]
+pub(crate) struct Stopping(());
+
+static STOPPING: Mutex<u64> = Mutex::new(0);
+
+impl Stopping {
+    pub(crate) fn begin() -> Stopping {
+        Stopping::count(1);
+        Stopping(())
+    }
+
+    fn count(by: i64) {
+        // Under the lock, so that the last count written is the last one.
+        let mut stopping = STOPPING.lock();
+        *stopping = stopping.saturating_add_signed(by);
+        if let Ok(arena) = Arena::current() {
+            arena.note_stopping(*stopping);
+        }
+    }
+}
+
+impl Drop for Stopping {
+    fn drop(&mut self) {
+        Stopping::count(-1);
+    }
+}
+
+/// A wait for the processes of a context that may turn out to be one without an end.
+#[derive(Debug)]
+pub(crate) struct Joining(Option<Waiting>);
+
+impl Joining {
+    pub(crate) fn begin() -> Joining {
+        Joining(Arena::current().ok().as_ref().map(Waiting::begin))
+    }
+
+    /// What this thread is about to sleep for.
+    pub(crate) fn on(&mut self, context: u32, running: usize) {
+        if let Some(waiting) = &mut self.0 {
+            waiting.on(WaitFor::Processes {
+                context,
+                running: u32::try_from(running).unwrap_or(u32::MAX),
+            });
+        }
+    }
+
+    /// A look around, after a sleep that nobody ended.
+    pub(crate) fn look(&mut self) -> Option<Deadlock> {
+        self.0.as_mut()?.look()
     }
 }
 

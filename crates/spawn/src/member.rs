@@ -76,6 +76,8 @@ pub(crate) struct Member {
     /// Its arguments, as long as it may not have taken them.
     arguments: Option<Mailbox>,
     arena: Option<link::Member>,
+    /// The arena knows to which context it belongs.
+    noted: bool,
     arrived: bool,
     word: Word,
     panicking: Option<Panicking>,
@@ -109,6 +111,7 @@ impl Member {
             control: Some(launched.control),
             arguments: Some(arguments),
             arena: None,
+            noted: false,
             arrived: false,
             word: Word::None,
             panicking: None,
@@ -117,6 +120,16 @@ impl Member {
             exit: None,
             deadline,
             settled: false,
+        }
+    }
+
+    /// Writes down, once it is known where it is in the arena, that it belongs to this context.
+    pub(crate) fn note_context(&mut self, context: u32) {
+        if let Some(member) = self
+            .arena
+            .filter(|_| !std::mem::replace(&mut self.noted, true))
+        {
+            link::note_child(member, context);
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::death::OomKills;
 use crate::error::{Error, ErrorKind};
-use crate::link::Shared;
+use crate::link::{Deadlock, Shared, Stopping};
 use crate::member::{Failure, Member};
 use crate::story::{Phase, Story};
 
@@ -45,6 +45,8 @@ impl Default for Options {
 struct Stop {
     kill_at: Instant,
     killed: bool,
+    /// For as long as there is somebody left to stop.
+    _stopping: Stopping,
 }
 
 /// The processes of a context.
@@ -151,6 +153,13 @@ impl Run {
         }
     }
 
+    /// Stops all processes because they and this one wait for each other.
+    pub(crate) fn give_up(&mut self, deadlock: Deadlock) {
+        if self.first.is_none() && !self.is_over() {
+            self.fail(ErrorKind::Deadlock { deadlock });
+        }
+    }
+
     /// The supervisor itself ends: whoever waits must not wait for ever.
     pub(crate) fn abandon(&mut self) {
         self.story.finish(Err(Error::new(
@@ -181,6 +190,7 @@ impl Run {
         }
         for member in &mut self.members {
             member.settle(&self.shared);
+            member.note_context(self.story.id);
             let phase = if member.has_ended() {
                 Phase::Ended
             } else if member.has_returned() {
@@ -250,6 +260,7 @@ impl Run {
                 self.stop = Some(Stop {
                     kill_at,
                     killed: false,
+                    _stopping: Stopping::begin(),
                 });
                 if !grace.is_zero() {
                     for member in &mut self.members {

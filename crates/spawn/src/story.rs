@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::{Error, ErrorKind, Worker};
+use crate::link::{Deadlock, Joining};
 
 /// Where a process is in its life, as the supervisor has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,9 @@ pub(crate) enum Phase {
     Failed,
     Ended,
 }
+
+/// How long a wait without a limit sleeps before it looks whether it can end at all.
+const SLICE: Duration = Duration::from_millis(500);
 
 /// The processes of one context and their common end. The supervisor writes, the context reads and waits.
 #[derive(Debug)]
@@ -31,6 +35,17 @@ pub(crate) struct Story {
 struct State {
     members: Vec<(Worker, Phase)>,
     end: Option<Result<(), Error>>,
+}
+
+impl State {
+    /// How many processes have not ended yet.
+    fn running(&self) -> usize {
+        let ended = |phase: &Phase| *phase == Phase::Ended;
+        self.members
+            .iter()
+            .filter(|(_, phase)| !ended(phase))
+            .count()
+    }
 }
 
 impl Story {
@@ -68,8 +83,13 @@ impl Story {
         }
     }
 
-    /// Waits for the end, up to a time if one is given; `None` when it did not come until then.
-    pub(crate) fn wait(&self, until: Option<Instant>) -> Option<Result<(), Error>> {
+    /// Waits for the end, up to a time if one is given; `None` when it did not come until then. `stuck` is told of a wait
+    /// without a limit that nobody can end any more, and has to see to the end itself.
+    pub(crate) fn wait(
+        &self,
+        until: Option<Instant>,
+        stuck: impl FnOnce(Deadlock),
+    ) -> Option<Result<(), Error>> {
         if !self.is_ours() {
             return Some(Err(Error::new(
                 ErrorKind::Usage,
@@ -80,18 +100,37 @@ impl Story {
                 ),
             )));
         }
+        match until {
+            None => Some(self.wait_for_ever(stuck)),
+            Some(until) => {
+                let mut state = self.state.lock();
+                while state.end.is_none() && !self.changed.wait_until(&mut state, until).timed_out()
+                {
+                }
+                state.end.clone()
+            }
+        }
+    }
+
+    fn wait_for_ever(&self, stuck: impl FnOnce(Deadlock)) -> Result<(), Error> {
+        let mut stuck = Some(stuck);
+        let mut joining = Joining::begin();
         let mut state = self.state.lock();
-        while state.end.is_none() {
-            match until {
-                None => self.changed.wait(&mut state),
-                Some(until) => {
-                    if self.changed.wait_until(&mut state, until).timed_out() {
-                        break;
-                    }
+        loop {
+            if let Some(end) = &state.end {
+                return end.clone();
+            }
+            joining.on(self.id, state.running());
+            if self.changed.wait_for(&mut state, SLICE).timed_out() && stuck.is_some() {
+                // Not under the lock: the supervisor has news to write down.
+                let found = MutexGuard::unlocked(&mut state, || joining.look());
+                if let Some(found) = found.filter(|_| state.end.is_none())
+                    && let Some(stuck) = stuck.take()
+                {
+                    MutexGuard::unlocked(&mut state, || stuck(found));
                 }
             }
         }
-        state.end.clone()
     }
 
     /// The end, if it has come.

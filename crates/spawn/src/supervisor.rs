@@ -20,7 +20,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::death::{self, OomKills};
 use crate::error::{Error, ErrorKind, Result};
 use crate::launch::{Launched, Plan, launch};
-use crate::link::Shared;
+use crate::link::{self, Deadlock, Shared};
 use crate::member::Member;
 use crate::run::{Options, Run};
 use crate::story::{Story, after};
@@ -29,6 +29,7 @@ use crate::story::{Story, after};
 enum Order {
     Start(Start),
     Stop { id: u32, kill: bool },
+    GiveUp { id: u32, deadlock: Deadlock },
 }
 
 /// The processes of one context, to be started.
@@ -83,6 +84,14 @@ pub(crate) fn stop(story: &Story, kill: bool) {
         && let Ok(desk) = desk()
     {
         desk.order(Order::Stop { id: story.id, kill });
+    }
+}
+
+/// Stops the processes of a context because the wait for them could not end.
+pub(crate) fn give_up(story: &Story, deadlock: Deadlock) {
+    if let Ok(desk) = desk() {
+        let id = story.id;
+        desk.order(Order::GiveUp { id, deadlock });
     }
 }
 
@@ -168,6 +177,7 @@ struct Supervisor {
 
 impl Supervisor {
     fn serve(mut self) {
+        let _serving = link::serve();
         let mut events = Vec::with_capacity(64);
         loop {
             let timeout = self
@@ -235,6 +245,11 @@ impl Supervisor {
                 Order::Stop { id, kill } => {
                     if let Some(run) = self.runs.get_mut(&id) {
                         run.interrupt(kill);
+                    }
+                }
+                Order::GiveUp { id, deadlock } => {
+                    if let Some(run) = self.runs.get_mut(&id) {
+                        run.give_up(deadlock);
                     }
                 }
             }

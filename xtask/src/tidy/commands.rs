@@ -9,8 +9,8 @@ use super::{Problem, snippets};
 use crate::Cli;
 
 /// Cargo's own commands that may be quoted.
-const CARGO: [&str; 9] = [
-    "add", "bench", "build", "check", "clippy", "doc", "fmt", "run", "test",
+const CARGO: [&str; 10] = [
+    "add", "bench", "build", "check", "clippy", "doc", "fmt", "install", "run", "test",
 ];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Problem> {

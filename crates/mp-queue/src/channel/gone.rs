@@ -55,9 +55,9 @@ impl Channel {
                 patience,
                 &Cell::new(None),
                 || true,
-                |_| said().or_else(departed),
+                |_| said().or_else(departed).map(Err::<(), _>),
             );
-            if let Some(error) = answer {
+            if let Some(Err(error)) = answer {
                 return error;
             }
         }

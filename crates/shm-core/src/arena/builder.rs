@@ -11,6 +11,7 @@ use crate::layout::{self, PAGE, header};
 use crate::participant::table;
 use crate::room::{Limits, SystemLimits};
 use crate::segment::{Capacity, Segment};
+use crate::shape::FINGERPRINT;
 use crate::strategy::{self, FileSystem, Place, Strategy};
 
 /// Chooses how an arena is made.
@@ -109,6 +110,9 @@ impl Builder {
             .word(header::VERSION)
             .store(layout::VERSION, Ordering::Relaxed);
         segment
+            .word(header::SHAPE)
+            .store(FINGERPRINT, Ordering::Relaxed);
+        segment
             .word(header::CAPACITY)
             .store(capacity, Ordering::Relaxed);
         segment.word(header::ID_LOW).store(low, Ordering::Relaxed);
@@ -140,15 +144,23 @@ pub(crate) fn this_boot() -> Option<u64> {
 
 /// Refuses what is not an arena of this version, whole. `place` says where it is, for the message.
 pub(crate) fn check_header(segment: &Segment, place: impl fmt::Display) -> Result<()> {
-    if segment.capacity() < PAGE
-        || segment.word(header::MAGIC).load(Ordering::Acquire) != layout::MAGIC
-    {
+    let word = |field| segment.word(field).load(Ordering::Acquire);
+    check_header_words(segment.capacity(), word, place)
+}
+
+/// As [`check_header`], of a file of `size` bytes by its header's words, however those are read.
+pub(crate) fn check_header_words(
+    size: u64,
+    word: impl Fn(u64) -> u64,
+    place: impl fmt::Display,
+) -> Result<()> {
+    if size < PAGE || word(header::MAGIC) != layout::MAGIC {
         return Err(Error::new(
             ErrorKind::NotAnArena,
             format!("{place} holds no arena: its first word is not the magic"),
         ));
     }
-    let version = segment.word(header::VERSION).load(Ordering::Relaxed);
+    let version = word(header::VERSION);
     if version != layout::VERSION {
         return Err(Error::new(
             ErrorKind::WrongVersion {
@@ -161,13 +173,24 @@ pub(crate) fn check_header(segment: &Segment, place: impl fmt::Display) -> Resul
             ),
         ));
     }
-    let written = segment.word(header::CAPACITY).load(Ordering::Relaxed);
-    if written != segment.capacity() {
+    let shape = word(header::SHAPE);
+    if shape != FINGERPRINT {
+        return Err(Error::new(
+            ErrorKind::WrongVersion {
+                found: version as u32,
+                wanted: layout::VERSION as u32,
+            },
+            format!(
+                "the arena at {place} has layout version {version} as this build's have, but what its words look like differs (fingerprint {shape:016x}, here {FINGERPRINT:016x}); build all processes with one version of tensormp"
+            ),
+        ));
+    }
+    let written = word(header::CAPACITY);
+    if written != size {
         return Err(Error::new(
             ErrorKind::Size,
             format!(
-                "the arena at {place} says it has {written} bytes, its file has {}; it was cut short or grew",
-                segment.capacity()
+                "the arena at {place} says it has {written} bytes, its file has {size}; it was cut short or grew"
             ),
         ));
     }
@@ -177,13 +200,13 @@ pub(crate) fn check_header(segment: &Segment, place: impl fmt::Display) -> Resul
             format!("the arena at {place} says it has {written} bytes, which is too small for one"),
         ));
     }
-    let rows = segment.word(header::ROWS_HIGH).load(Ordering::Acquire);
-    let chunks = segment.word(header::CHUNKS_HIGH).load(Ordering::Acquire);
+    let rows = word(header::ROWS_HIGH);
+    let chunks = word(header::CHUNKS_HIGH);
     if rows > layout::ROWS || chunks > layout::chunk_count(written) {
         return Err(Error::new(
             ErrorKind::Layout,
             format!(
-                "the header of the arena at {place} does not add up: it tells of {rows} rows for participants, of which there can be {}, and {chunks} chunks,                  of which {} fit",
+                "the header of the arena at {place} does not add up: it tells of {rows} rows for participants, of which there can be {}, and {chunks} chunks, of which {} fit",
                 layout::ROWS,
                 layout::chunk_count(written)
             ),

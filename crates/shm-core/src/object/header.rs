@@ -92,6 +92,18 @@ impl ObjectKind {
 }
 
 impl Object {
+    /// What a wait for one of its events waits for, in words.
+    pub(crate) fn awaited(&self, event: u64) -> String {
+        let what = match (self.kind(), event) {
+            (ObjectKind::Queue | ObjectKind::Letterbox, 0) => "a message from ",
+            (ObjectKind::Queue | ObjectKind::Letterbox, _) => "room in ",
+            (ObjectKind::Ring, 0) => "a slot from ",
+            (ObjectKind::Ring, _) => "a free slot of ",
+            _ => "",
+        };
+        format!("{what}{self}")
+    }
+
     /// Makes an object with these arrays and `user_words` zeroed words for its owner crate.
     ///
     /// # Errors

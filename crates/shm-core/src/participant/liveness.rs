@@ -208,11 +208,24 @@ fn start_time_in(path: impl AsRef<Path>) -> Option<u64> {
     start_time(&std::fs::read(path).ok()?)
 }
 
-/// Field 22 of a stat line. Field 2 is the program's name in parentheses, which may hold anything, so counting starts at the last ")".
+/// Field 22 of a stat line.
 fn start_time(stat: &[u8]) -> Option<u64> {
+    stat_field(stat, 22)
+}
+
+/// How many threads a process of our own pid namespace has.
+pub(crate) fn threads_of(pid: u32) -> Option<u64> {
+    if !proc_shows_our_pids() {
+        return None;
+    }
+    stat_field(&std::fs::read(format!("/proc/{pid}/stat")).ok()?, 20)
+}
+
+/// A field of a stat line, from 1. Field 2 is the program's name in parentheses, which may hold anything, so counting starts at the last ")".
+fn stat_field(stat: &[u8], number: usize) -> Option<u64> {
     let name_end = stat.iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(&stat[name_end + 1..]).ok()?;
-    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+    rest.split_ascii_whitespace().nth(number - 3)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -37,6 +37,13 @@ impl RowLocks {
         Ok(Self { file, base })
     }
 
+    /// The lock bytes of an arena's file through a description that is open already. To ask [`is_held_elsewhere`](Self::is_held_elsewhere) it may be
+    /// open for reading only.
+    #[must_use]
+    pub fn through(file: OwnedFd, base: u64) -> Self {
+        Self { file, base }
+    }
+
     /// Locks the byte of `row` for as long as this value (or a copy of its descriptor) exists; `false` if another description holds it.
     ///
     /// # Errors
@@ -211,6 +218,17 @@ mod tests {
         assert!(!other.is_held_elsewhere(4093).unwrap());
         one.unlock(4094).unwrap();
         assert!(!other.is_held_elsewhere(4094).unwrap());
+    }
+
+    #[test]
+    fn a_description_for_reading_sees_who_holds_a_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let holder = locks(file.as_file());
+        let looking = RowLocks::through(std::fs::File::open(file.path()).unwrap().into(), BASE);
+        assert!(!looking.is_held_elsewhere(5).unwrap());
+        assert!(holder.try_lock(5).unwrap());
+        assert!(looking.is_held_elsewhere(5).unwrap());
+        assert!(looking.try_lock(6).is_err(), "it can only look");
     }
 
     #[test]

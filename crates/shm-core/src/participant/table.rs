@@ -163,18 +163,18 @@ pub(crate) fn write_text(segment: &Segment, offset: u64, words: u64, text: &str)
 
 /// Reads what [`write_text`] wrote.
 pub(crate) fn read_text(segment: &Segment, offset: u64, words: u64) -> String {
-    let length = segment
-        .word(offset)
-        .load(Ordering::Acquire)
-        .min((words - 1) * WORD) as usize;
-    let mut bytes = Vec::with_capacity(length.next_multiple_of(8));
-    for index in 0..length.div_ceil(8) {
-        let word = segment
-            .word(offset + (index as u64 + 1) * WORD)
-            .load(Ordering::Relaxed);
-        bytes.extend_from_slice(&word.to_le_bytes());
-    }
-    bytes.truncate(length);
+    // Acquire: the length first, then the bytes that were there before it.
+    let load = |index| segment.word(offset + index * WORD).load(Ordering::Acquire);
+    text_of(&(0..words).map(load).collect::<Vec<_>>())
+}
+
+/// The text in the words of a text field, whatever they hold.
+pub(crate) fn text_of(words: &[u64]) -> String {
+    let Some((&length, words)) = words.split_first() else {
+        return String::new();
+    };
+    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.truncate(usize::try_from(length).unwrap_or(usize::MAX));
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -263,6 +263,9 @@ fn fill_in(row: Row<'_>, who: Identity) {
         (row::JOINED, now_ns()),
         (row::WAITING_FOR, 0),
         (row::LEAVING, 0),
+        (row::CONTEXT, 0),
+        (row::STOPPING, 0),
+        (row::SERVANTS, 0),
     ] {
         row.word(field).store(value, Ordering::Relaxed);
     }
@@ -273,6 +276,11 @@ fn fill_in(row: Row<'_>, who: Identity) {
     for index in 0..row::DIRTY_WORDS {
         row.word(row::DIRTY + index * WORD)
             .store(0, Ordering::Relaxed);
+    }
+    for entry in 0..row::WAIT_ENTRIES {
+        // The version stays: who looked at the last occupant's must not find the same.
+        let state = row.word(row::WAITS + entry * 4 * WORD);
+        state.store(state.load(Ordering::Relaxed) & !0xf, Ordering::Relaxed);
     }
     for (field, words) in [
         (row::NAME, row::NAME_WORDS),

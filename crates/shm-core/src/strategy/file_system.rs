@@ -26,7 +26,7 @@ use crate::error::{Bytes, Error, ErrorKind, Result};
 use crate::participant::lock::Gate;
 
 pub(crate) mod exit;
-mod sweep;
+pub(crate) mod sweep;
 
 pub use sweep::{Found, Inhabitant, Standing, Swept, list, sweep};
 
@@ -79,7 +79,7 @@ impl FileSystem {
 }
 
 /// How the names of our files begin: users share directories, so each user's are told apart.
-fn prefix() -> String {
+pub(crate) fn prefix() -> String {
     format!("tensormp.{}.", geteuid().as_raw())
 }
 
@@ -263,6 +263,17 @@ impl SharingStrategy for FileSystem {
 ///
 /// Looked at before it is opened for reading: opening a device or a pipe that somebody planted may do something.
 pub(crate) fn open_vetted(path: &Path) -> Result<Backing> {
+    let (file, _) = open_looked_at(path, OFlags::NOFOLLOW, OFlags::RDWR)?;
+    let size = vetted_size(&file)?;
+    Ok(Backing::new(file, size, Some(path.to_owned())))
+}
+
+/// Opens the regular file at `path` that is this user's alone, `following` links or not; with what was seen of it.
+pub(crate) fn open_looked_at(
+    path: &Path,
+    following: OFlags,
+    access: OFlags,
+) -> Result<(OwnedFd, Stat)> {
     let failed = |errno| match errno {
         Errno::NOENT | Errno::NOTDIR => Error::new(
             ErrorKind::NotFound,
@@ -273,14 +284,14 @@ pub(crate) fn open_vetted(path: &Path) -> Result<Backing> {
         ),
         errno => Error::system("open", errno, format!("opening {}", path.display())),
     };
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::PATH | OFlags::CLOEXEC | following;
     let seen = open(path, flags, Mode::empty()).map_err(failed)?;
-    vet(&look(&seen, path)?, path)?;
+    let stat = look(&seen, path)?;
+    vet(&stat, path)?;
     // The same file, whatever the name means by now.
     let again = format!("/proc/self/fd/{}", seen.as_raw_fd());
-    let file = open(&*again, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-    let size = vetted_size(&file)?;
-    Ok(Backing::new(file, size, Some(path.to_owned())))
+    let file = open(&*again, access | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    Ok((file, stat))
 }
 
 fn look(file: &OwnedFd, path: &Path) -> Result<Stat> {

@@ -190,7 +190,7 @@ fn check_file_size_limit(capacity: u64) -> Result<()> {
 }
 
 /// Size of a descriptor that came from elsewhere, once it is known to be a regular file of whole pages that can be mapped.
-fn vetted_size(file: &OwnedFd) -> Result<u64> {
+pub(crate) fn vetted_size(file: &OwnedFd) -> Result<u64> {
     let stat = fstat(file)
         .map_err(|errno| Error::system("fstat", errno, "looking at a received descriptor"))?;
     let kind = FileType::from_raw_mode(stat.st_mode);

@@ -233,6 +233,11 @@ fn files_that_are_no_arena_are_refused() {
         }
     );
     set(&mut page, header::VERSION, layout::VERSION);
+    assert!(matches!(
+        kind(Arena::join(sealed(size, &page))),
+        ErrorKind::WrongVersion { .. }
+    ));
+    set(&mut page, header::SHAPE, crate::shape::FINGERPRINT);
     assert_eq!(kind(Arena::join(sealed(size, &page))), ErrorKind::Size);
     set(&mut page, header::CAPACITY, size);
     assert_eq!(

@@ -6,17 +6,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::fstat;
 
-use super::exit::is_inhabited;
 use super::{PATIENCE, open_vetted, prefix, remove};
-use crate::arena::{check_header, this_boot};
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::{header, row};
+use crate::inspect::{Member, Reader, members};
 use crate::participant::liveness::Verdict;
 use crate::participant::lock::{Gate, RowLocks};
-use crate::participant::table::rows;
-use crate::reap;
-use crate::room::SystemLimits;
-use crate::segment::Segment;
 
 /// A named arena of this user, as it was when it was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +122,7 @@ pub(crate) fn who_lives_in(path: &Path) -> impl fmt::Display + use<> {
 }
 
 /// Files whose names are those of this user's arenas, or hide them.
-fn ours_in(directory: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn ours_in(directory: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(directory).map_err(|error| {
         let tried = format!("looking for arenas in {}", directory.display());
         Error::io("readdir", error, tried)
@@ -173,30 +167,33 @@ fn look_at(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
         standing: Standing::Unfinished,
         participants: Vec::new(),
     };
-    let segment = Segment::open_any(backing, SystemLimits::shared())?;
-    let locks = RowLocks::open(segment.as_fd(), capacity)?;
+    let locks = RowLocks::open(backing.as_fd(), capacity)?;
+    // Read, not mapped: whoever cuts the file short meanwhile must not end us.
+    let reader = Reader::new(&backing, &stat, path);
     // Nobody comes or leaves while we look and decide; for a mere look it need not be free.
     let gate = locks.gate(if removing {
         PATIENCE
     } else {
         std::time::Duration::ZERO
     })?;
-    match check_header(&segment, path.display()) {
-        Ok(()) => {
-            let word = |field| {
-                segment
-                    .word(field)
-                    .load(core::sync::atomic::Ordering::Relaxed)
+    match reader.header() {
+        Ok(header) => {
+            found.id = header.id;
+            // Cut short while we look: no arena any more.
+            let Ok(members) = members(&reader, &header, &locks) else {
+                return Ok(None);
             };
-            found.id = [word(header::ID_LOW), word(header::ID_HIGH)];
-            let boot = word(header::BOOT);
-            let earlier = boot != 0 && this_boot().is_some_and(|now| now != boot);
-            found.participants = inhabitants(&segment, &locks, earlier);
             found.standing = match &gate {
                 None => Standing::Busy,
-                Some(_) if earlier || !is_inhabited(&segment, &locks) => Standing::Abandoned,
-                Some(_) => Standing::Inhabited,
+                Some(_) if members.iter().any(Member::needs_the_arena) => Standing::Inhabited,
+                Some(_) => Standing::Abandoned,
             };
+            let known = members.into_iter().map(|member| Inhabitant {
+                pid: member.pid,
+                name: member.name,
+                verdict: member.verdict,
+            });
+            found.participants = known.collect();
         }
         Err(error) => match error.kind() {
             ErrorKind::WrongVersion { found: version, .. } => {
@@ -208,7 +205,7 @@ fn look_at(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
         },
     }
     let ended = matches!(found.standing, Standing::Abandoned | Standing::Unfinished);
-    let removed = removing && ended && remove(segment.as_fd())?;
+    let removed = removing && ended && remove(backing.as_fd())?;
     Ok(Some((found, removed)))
 }
 
@@ -234,18 +231,4 @@ fn look_at_unsized(path: &Path, removing: bool) -> Result<Option<(Found, bool)>>
 fn is_hidden(path: &Path) -> bool {
     path.file_name()
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
-}
-
-fn inhabitants(segment: &Segment, locks: &RowLocks, earlier: bool) -> Vec<Inhabitant> {
-    rows(segment)
-        .filter_map(|row| {
-            let (_, state, verdict) = reap::judge(locks, row)?;
-            let verdict = if earlier { Verdict::Dead } else { verdict };
-            Some(Inhabitant {
-                pid: state.pid,
-                name: row.read_text(row::NAME, row::NAME_WORDS),
-                verdict,
-            })
-        })
-        .collect()
 }

@@ -192,6 +192,11 @@ fn each_way_in_which_a_file_is_no_arena_has_its_error() {
         wanted: crate::layout::VERSION as u32,
     };
     assert_eq!(with(header::VERSION, 999), version);
+    let version = ErrorKind::WrongVersion {
+        found: crate::layout::VERSION as u32,
+        wanted: crate::layout::VERSION as u32,
+    };
+    assert_eq!(with(header::SHAPE, 7), version, "its words look different");
     assert_eq!(with(header::CAPACITY, SIZE - PAGE), ErrorKind::Size);
     assert_eq!(with(header::BOOT, 1), ErrorKind::Stale);
     assert_eq!(with(header::ROWS_HIGH, 4096), ErrorKind::Layout);
@@ -217,6 +222,7 @@ fn each_way_in_which_a_file_is_no_arena_has_its_error() {
     for (field, value) in [
         (header::MAGIC, crate::layout::MAGIC),
         (header::VERSION, crate::layout::VERSION),
+        (header::SHAPE, crate::shape::FINGERPRINT),
         (header::CAPACITY, PAGE),
     ] {
         file.write_all_at(&value.to_ne_bytes(), field).unwrap();

@@ -1,0 +1,312 @@
+//! A run directory, read and checked.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind as IoErrorKind};
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// What `run.json` must say in `format`.
+const FORMAT: &str = "tensormp-run";
+/// The version of the directory that this version reads.
+const VERSION: u32 = 1;
+
+/// A run, as its directory tells it. All times are nanoseconds of CLOCK_MONOTONIC.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Run {
+    format: String,
+    version: u32,
+    /// When it began, nanoseconds since 1970.
+    #[serde(default)]
+    pub started_unix_ns: u64,
+    /// When the steps began to work.
+    pub clock_start_ns: u64,
+    /// When the last process had ended.
+    pub ended_ns: u64,
+    /// How it ended.
+    pub termination: Termination,
+    /// The machine, as far as it was noted: processor, kernel, CPUs.
+    #[serde(default)]
+    pub machine: serde_json::Value,
+    /// The command line.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+    /// The processes, in the order of their ranks.
+    pub processes: Vec<Process>,
+    /// The rings.
+    #[serde(default)]
+    pub rings: Vec<Ring>,
+    /// What became of the items.
+    #[serde(default)]
+    pub items: Items,
+    /// The configuration as it was run.
+    #[serde(default)]
+    pub config: serde_json::Value,
+    /// The time cards, in the order in which they were written.
+    #[serde(skip)]
+    pub cards: Vec<Card>,
+    /// The samples of the rings.
+    #[serde(skip)]
+    pub samples: Vec<RingSample>,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Termination {
+    /// The reason, by its name (`target_reached`, `input_ended`, `failed`, …).
+    pub reason: String,
+    /// More about it, for people.
+    #[serde(default)]
+    pub detail: Option<String>,
+}
+
+/// A step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Step {
+    /// Its name.
+    pub name: String,
+    /// Its stage's name.
+    #[serde(default)]
+    pub stage: String,
+    /// The ranks of its processes.
+    #[serde(default)]
+    pub ranks: Vec<u32>,
+}
+
+/// A process of a step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Process {
+    /// Its rank in the run.
+    pub rank: u32,
+    /// Its process id.
+    pub pid: u32,
+    /// The step it works for.
+    pub step: String,
+    /// Which of the step's processes it is.
+    #[serde(default)]
+    pub replica: u32,
+    /// Its device; −1 is the CPU.
+    #[serde(default = "cpu")]
+    pub device: i32,
+}
+
+fn cpu() -> i32 {
+    -1
+}
+
+/// A ring between two steps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Ring {
+    /// Its name.
+    pub name: String,
+    /// How many slots it has.
+    pub slots: u32,
+    /// Bytes of a slot.
+    #[serde(default)]
+    pub slot_bytes: u64,
+}
+
+/// What became of the items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+#[serde(default)]
+pub struct Items {
+    /// Those that the client offered.
+    pub offered: u64,
+    /// Those that the last step finished.
+    pub completed: u64,
+    /// Those that a full queue dropped.
+    pub dropped: u64,
+    /// Those that failed.
+    pub failed: u64,
+    /// Those that were given to another process after theirs had died.
+    pub redelivered: u64,
+}
+
+/// The time card of one item in one step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Card {
+    /// The item.
+    pub item: u64,
+    /// Which part of it, where it was split.
+    #[serde(default)]
+    pub part: u32,
+    /// The step.
+    pub step: String,
+    /// The process.
+    pub rank: u32,
+    /// The device; −1 is the CPU.
+    #[serde(default = "cpu")]
+    pub device: i32,
+    /// When it was offered to the step: published by the step before, or by the client.
+    pub enqueued: u64,
+    /// When the process took it.
+    pub dequeued: u64,
+    /// When a slot for the output was there.
+    #[serde(default)]
+    pub slot_acquired: Option<u64>,
+    /// When the stage began to work on it.
+    pub started: u64,
+    /// When the stage had finished.
+    pub finished: u64,
+    /// When its output had been copied to where the next step needs it.
+    #[serde(default)]
+    pub copy_done: Option<u64>,
+    /// When its output was handed over.
+    #[serde(default)]
+    pub published: Option<u64>,
+    /// When its input's slot was given back.
+    #[serde(default)]
+    pub released: Option<u64>,
+    /// `ok`, `dropped`, `failed` or `redelivered`.
+    #[serde(default = "ok")]
+    pub outcome: String,
+}
+
+fn ok() -> String {
+    "ok".to_owned()
+}
+
+/// How a ring was used at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RingSample {
+    /// When.
+    pub t: u64,
+    /// Which ring.
+    pub ring: String,
+    /// Slots in use.
+    pub in_use: u32,
+}
+
+impl Run {
+    /// Reads the run in `directory`.
+    ///
+    /// # Errors
+    /// `Invalid` for a directory that holds no run, or one that this version cannot read; with the file, line and reason.
+    pub fn open(directory: &Path) -> Result<Self> {
+        let path = directory.join("run.json");
+        let text = std::fs::read_to_string(&path).map_err(|error| {
+            Error::invalid(format!(
+                "{} could not be read: {error}; a run directory is what `run --out DIR` leaves",
+                path.display()
+            ))
+        })?;
+        let mut run: Self = serde_json::from_str(&text).map_err(|error| {
+            Error::invalid(format!(
+                "{}: this is no description of a run: {error}",
+                path.display()
+            ))
+        })?;
+        if run.format != FORMAT || run.version != VERSION {
+            return Err(Error::invalid(format!(
+                "{}: it says format {:?}, version {}; this version of tensormp reads {FORMAT:?}, version {VERSION}",
+                path.display(),
+                run.format,
+                run.version
+            )));
+        }
+        run.cards = lines(&directory.join("items.jsonl"))?;
+        run.samples = lines(&directory.join("rings.jsonl"))?;
+        Ok(run)
+    }
+
+    /// How long it took from the start of work to its end, nanoseconds.
+    #[must_use]
+    pub fn duration_ns(&self) -> u64 {
+        self.ended_ns.saturating_sub(self.clock_start_ns)
+    }
+
+    /// The process of a rank.
+    #[must_use]
+    pub fn process(&self, rank: u32) -> Option<&Process> {
+        self.processes.iter().find(|process| process.rank == rank)
+    }
+}
+
+impl Card {
+    /// Nanoseconds in which it waited for a process of the step.
+    #[must_use]
+    pub fn queueing_ns(&self) -> u64 {
+        self.dequeued.saturating_sub(self.enqueued)
+    }
+
+    /// Nanoseconds in which the process, which had it, waited for a free slot for the output.
+    #[must_use]
+    pub fn slot_wait_ns(&self) -> u64 {
+        match self.slot_acquired {
+            // Before the work, or in the middle of it: there it cannot be told from the work.
+            Some(acquired) if acquired <= self.started => acquired.saturating_sub(self.dequeued),
+            _ => 0,
+        }
+    }
+
+    /// Nanoseconds of work.
+    #[must_use]
+    pub fn service_ns(&self) -> u64 {
+        self.finished.saturating_sub(self.started)
+    }
+
+    /// Nanoseconds for the copy of the output to another device.
+    #[must_use]
+    pub fn copy_ns(&self) -> u64 {
+        self.copy_done
+            .map_or(0, |done| done.saturating_sub(self.finished))
+    }
+
+    /// Nanoseconds from the output's being ready to its being handed over.
+    #[must_use]
+    pub fn hand_off_ns(&self) -> u64 {
+        let ready = self.copy_done.unwrap_or(self.finished);
+        self.published
+            .map_or(0, |published| published.saturating_sub(ready))
+    }
+
+    /// When the step was done with it.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.published.unwrap_or(self.finished).max(self.finished)
+    }
+
+    /// Whether it went through the step as it should.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.outcome == "ok"
+    }
+}
+
+/// A file with one JSON object a line; one that is not there has none.
+fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => {
+            return Err(Error::invalid(format!(
+                "{} could not be opened: {error}",
+                path.display()
+            )));
+        }
+    };
+    let mut read = Vec::new();
+    for (index, line) in BufReader::new(file).lines().enumerate() {
+        let wrong = |error: &dyn std::fmt::Display| {
+            Error::invalid(format!("{}:{}: {error}", path.display(), index + 1))
+        };
+        let line = line.map_err(|error| wrong(&error))?;
+        if !line.trim().is_empty() {
+            read.push(serde_json::from_str(&line).map_err(|error| wrong(&error))?);
+        }
+    }
+    Ok(read)
+}

@@ -1,0 +1,189 @@
+//! Reports of runs whose figures are known.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::*;
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn a_summary_says_where_the_time_went_and_what_limits_the_run() {
+    let directory = directory();
+    sample::write(directory.path(), 400);
+    let summary = Summary::of(&Run::open(directory.path()).unwrap());
+    let [load, infer] = summary.steps.as_slice() else {
+        panic!("{summary:?}")
+    };
+    assert_eq!((load.items, infer.items, infer.processes), (400, 400, 2));
+    assert_eq!(infer.service.p50, 4_000_000);
+    assert_eq!(load.hand_off.p99, 1000);
+    assert!(infer.utilisation > 0.99 && load.utilisation > 0.45 && load.utilisation < 0.55);
+    // Two processes of 4 ms each: 500 a second, and the last of 400 waits for about 400 ms.
+    assert!(
+        (summary.throughput - 499.0).abs() < 2.0,
+        "{}",
+        summary.throughput
+    );
+    assert!(infer.queueing.p99 > 390_000_000 && infer.queueing.p50 > 190_000_000);
+    assert!(
+        summary.bottleneck.contains("\"infer\" limits the run"),
+        "{}",
+        summary.bottleneck
+    );
+    let text = summary.to_string();
+    for part in [
+        "queueing",
+        "infer",
+        "4.00 ms",
+        "400 items in",
+        "ended: target_reached",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn quantiles_are_values_that_occurred() {
+    let quantiles = Quantiles::of(1..=100);
+    assert_eq!((quantiles.p50, quantiles.p90, quantiles.p99), (50, 90, 99));
+    assert_eq!(Quantiles::of([7]).p99, 7);
+    assert_eq!(Quantiles::of([]), Quantiles::default());
+}
+
+#[test]
+fn a_report_is_four_files_and_no_half_ones() {
+    let directory = directory();
+    sample::write(directory.path(), 50);
+    let written = write(directory.path()).unwrap();
+    let names: Vec<_> = written
+        .iter()
+        .map(|path| path.file_name().unwrap().to_owned())
+        .collect();
+    assert_eq!(
+        names,
+        ["summary.txt", "summary.json", "trace.json", "report.html"]
+    );
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3 + 4);
+    let summary: Summary =
+        serde_json::from_str(&fs::read_to_string(directory.path().join("summary.json")).unwrap())
+            .unwrap();
+    assert_eq!(summary.items.completed, 50);
+}
+
+#[test]
+fn a_trace_has_a_track_per_process_and_arrows_between_the_steps() {
+    let directory = directory();
+    sample::write(directory.path(), 20);
+    write(directory.path()).unwrap();
+    let trace: Value =
+        serde_json::from_str(&fs::read_to_string(directory.path().join("trace.json")).unwrap())
+            .unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of = |ph: &str| {
+        events
+            .iter()
+            .filter(|event| event["ph"] == ph)
+            .collect::<Vec<_>>()
+    };
+    let names: Vec<_> = of("M")
+        .iter()
+        .filter(|event| event["name"] == "process_name")
+        .map(|event| event["args"]["name"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(names, ["load 0", "infer 0", "infer 1"]);
+    let services = of("X")
+        .into_iter()
+        .filter(|event| event["cat"] == "service")
+        .count();
+    assert_eq!(
+        (services, of("s").len(), of("f").len(), of("C").len()),
+        (40, 20, 20, 20)
+    );
+    assert!(
+        of("X")
+            .iter()
+            .all(|event| [100, 101, 102].contains(&event["pid"].as_i64().unwrap()))
+    );
+}
+
+#[test]
+fn a_page_has_its_parts_and_needs_nothing_from_elsewhere() {
+    let directory = directory();
+    sample::write(directory.path(), 200);
+    write(directory.path()).unwrap();
+    let page = fs::read_to_string(directory.path().join("report.html")).unwrap();
+    for part in [
+        "<title>load → infer</title>",
+        "limits the run",
+        "prefers-color-scheme:dark",
+        "mean latency by step",
+        "<polygon class=\"f1\"",
+        "% of the items",
+        "Throughput",
+        "Slots in use",
+        "load→infer (8 slots)",
+        "&lt;demo&gt;",
+        "<th>infer</th><td>2</td><td>200</td>",
+    ] {
+        assert!(page.contains(part), "{part:?} is missing");
+    }
+    for elsewhere in ["http://", "https://", "<script", "@import", "url("] {
+        assert!(!page.contains(elsewhere), "{elsewhere:?} is in the page");
+    }
+    assert_eq!(page.matches("<svg").count(), 4);
+}
+
+#[test]
+fn a_run_without_items_still_has_a_report() {
+    let directory = directory();
+    sample::write(directory.path(), 0);
+    fs::remove_file(directory.path().join("rings.jsonl")).unwrap();
+    write(directory.path()).unwrap();
+    let page = fs::read_to_string(directory.path().join("report.html")).unwrap();
+    assert_eq!(page.matches("Nothing was recorded for this.").count(), 4);
+    assert!(page.contains("No item went through any step."));
+}
+
+#[test]
+fn what_is_no_run_is_an_error_with_the_place() {
+    let directory = directory();
+    let error = write(directory.path()).unwrap_err().to_string();
+    assert!(
+        error.contains("run.json") && error.contains("run --out"),
+        "{error}"
+    );
+    sample::write(directory.path(), 3);
+    let cards = directory.path().join("items.jsonl");
+    let text = fs::read_to_string(&cards).unwrap();
+    fs::write(&cards, text.replacen("\"rank\":1", "\"rank\":\"one\"", 1)).unwrap();
+    let error = write(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("items.jsonl:2"), "{error}");
+    let run = directory.path().join("run.json");
+    let text = fs::read_to_string(&run).unwrap();
+    fs::write(&run, text.replace("\"version\":1", "\"version\":9")).unwrap();
+    let error = write(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("version 9"), "{error}");
+}
+
+#[test]
+fn two_runs_are_compared_step_by_step() {
+    let (a, b) = (directory(), directory());
+    sample::write(a.path(), 100);
+    sample::write(b.path(), 200);
+    let of = |directory: &tempfile::TempDir| Summary::of(&Run::open(directory.path()).unwrap());
+    let mut other = of(&b);
+    other.steps[1].name = "classify".into();
+    let text = Comparison::of(of(&a), other).to_string();
+    for part in [
+        "B ÷ A",
+        "load: service p50",
+        "only in A: infer",
+        "only in B: classify",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in\n{text}");
+    }
+}

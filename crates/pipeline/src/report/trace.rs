@@ -1,0 +1,117 @@
+//! The run as a trace in the Trace Event Format, which Perfetto and `chrome://tracing` read.
+//!
+//! One track per process with its real pid: for each item the wait for a slot, the work, the copy and the hand-over. Arrows
+//! lead from step to step. The rings are counters.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use serde_json::{Value, json};
+
+use super::read::{Card, Run};
+
+/// Writes the trace.
+pub(super) fn write(run: &Run, out: &mut impl Write) -> io::Result<()> {
+    let mut events = Events { out, first: true };
+    events.begin()?;
+    for process in &run.processes {
+        let pid = process.pid;
+        let name = format!("{} {}", process.step, process.replica);
+        events.push(&json!({"ph": "M", "name": "process_name", "pid": pid, "tid": pid, "args": {"name": name}}))?;
+        events.push(&json!({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": pid, "args": {"sort_index": process.rank}}))?;
+    }
+    let pid_of = |card: &Card| {
+        run.process(card.rank)
+            .map_or(card.rank, |process| process.pid)
+    };
+    // The card of each item in each step, for the arrows.
+    let mut found: HashMap<(u64, &str), &Card> = HashMap::new();
+    for card in &run.cards {
+        found.entry((card.item, &card.step)).or_insert(card);
+    }
+    let before: HashMap<&str, &str> = run
+        .steps
+        .windows(2)
+        .map(|pair| (pair[1].name.as_str(), pair[0].name.as_str()))
+        .collect();
+    for (number, card) in run.cards.iter().enumerate() {
+        let pid = pid_of(card);
+        spans(run, card, pid, &mut events)?;
+        let sender = before
+            .get(card.step.as_str())
+            .and_then(|step| found.get(&(card.item, step)));
+        if let Some(sender) = sender {
+            let from = sender.finished.saturating_sub(1);
+            for (ph, pid, at) in [("s", pid_of(sender), from), ("f", pid, card.started)] {
+                events.push(&json!({
+                    "ph": ph, "bp": "e", "name": "hand-over", "cat": "hand-over", "id": number,
+                    "pid": pid, "tid": pid, "ts": micros(run, at),
+                }))?;
+            }
+        }
+    }
+    for sample in &run.samples {
+        events.push(&json!({
+            "ph": "C", "name": format!("ring {}", sample.ring), "pid": 0, "tid": 0,
+            "ts": micros(run, sample.t), "args": {"slots in use": sample.in_use},
+        }))?;
+    }
+    events.end()
+}
+
+/// What one process did with one item.
+fn spans<W: Write>(run: &Run, card: &Card, pid: u32, events: &mut Events<'_, W>) -> io::Result<()> {
+    let name = match card.part {
+        0 => format!("item {}", card.item),
+        part => format!("item {}.{part}", card.item),
+    };
+    let mut span = |what: &str, from: u64, length: u64| {
+        if length == 0 && what != "service" {
+            return Ok(());
+        }
+        let name = match what {
+            "service" => name.clone(),
+            _ => what.to_owned(),
+        };
+        events.push(&json!({
+            "ph": "X", "name": name, "cat": what, "pid": pid, "tid": pid,
+            "ts": micros(run, from), "dur": length as f64 / 1e3,
+            "args": {"item": card.item, "part": card.part, "step": card.step, "device": card.device,
+                     "queueing_us": card.queueing_ns() as f64 / 1e3, "outcome": card.outcome},
+        }))
+    };
+    span("slot wait", card.dequeued, card.slot_wait_ns())?;
+    span("service", card.started, card.service_ns())?;
+    span("copy", card.finished, card.copy_ns())?;
+    let ready = card.copy_done.unwrap_or(card.finished);
+    span("hand-off", ready, card.hand_off_ns())
+}
+
+fn micros(run: &Run, at: u64) -> f64 {
+    at.saturating_sub(run.clock_start_ns) as f64 / 1e3
+}
+
+struct Events<'a, W: Write> {
+    out: &'a mut W,
+    first: bool,
+}
+
+impl<W: Write> Events<'_, W> {
+    fn begin(&mut self) -> io::Result<()> {
+        self.out
+            .write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")
+    }
+
+    fn push(&mut self, event: &Value) -> io::Result<()> {
+        if !std::mem::take(&mut self.first) {
+            self.out.write_all(b",")?;
+        }
+        self.out.write_all(b"\n")?;
+        serde_json::to_writer(&mut *self.out, event)?;
+        Ok(())
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.out.write_all(b"\n]}\n")
+    }
+}
