@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod chaos;
 mod ci;
 mod help;
 mod loom;
@@ -20,7 +21,7 @@ use clap::{Parser, Subcommand};
 
 /// What went wrong, as one readable line or a few.
 type Error = Box<dyn std::error::Error + Send + Sync>;
-type Result<T> = std::result::Result<T, Error>;
+type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The one front door for contributors.
 #[derive(Debug, Parser)]
@@ -45,6 +46,11 @@ enum Command {
     /// One of the two processes that `bench` measures; not for people.
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
+    #[command(about = help::first_sentence(include_str!("chaos/mod.rs")), long_about = help::whole(include_str!("chaos/mod.rs")))]
+    Chaos(chaos::Args),
+    /// One of the processes of a round of `chaos`; not for people.
+    #[command(hide = true)]
+    ChaosChild(chaos::ChildArgs),
 }
 
 fn main() -> ExitCode {
@@ -55,6 +61,8 @@ fn main() -> ExitCode {
         Command::Loom => loom::run(),
         Command::Bench(args) => bench::run(&args),
         Command::BenchEnd(args) => bench::run_end(&args),
+        Command::Chaos(args) => chaos::run(&args),
+        Command::ChaosChild(args) => chaos::run_child(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
