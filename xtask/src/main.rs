@@ -8,6 +8,7 @@
 mod bench;
 mod chaos;
 mod ci;
+mod fuzz;
 mod help;
 mod loom;
 mod process;
@@ -51,6 +52,11 @@ enum Command {
     /// One of the processes of a round of `chaos`; not for people.
     #[command(hide = true)]
     ChaosChild(chaos::ChildArgs),
+    #[command(about = help::first_sentence(include_str!("fuzz/mod.rs")), long_about = help::whole(include_str!("fuzz/mod.rs")))]
+    Fuzz(fuzz::Args),
+    /// The process that runs one input of `fuzz`; not for people.
+    #[command(hide = true)]
+    FuzzChild(fuzz::ChildArgs),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +69,8 @@ fn main() -> ExitCode {
         Command::BenchEnd(args) => bench::run_end(&args),
         Command::Chaos(args) => chaos::run(&args),
         Command::ChaosChild(args) => chaos::run_child(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
+        Command::FuzzChild(args) => fuzz::run_child(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
+use shm_core::message::refuse;
 use shm_core::object::{Array, Object, ObjectKind};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -136,13 +137,12 @@ impl Serialize for Barrier {
 impl<'de> Deserialize<'de> for Barrier {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let object = Object::deserialize(deserializer)?;
-        object
-            .expect(ObjectKind::Barrier)
-            .map_err(serde::de::Error::custom)?;
+        object.expect(ObjectKind::Barrier).map_err(refuse)?;
         if object.word_count() < 2 {
-            return Err(serde::de::Error::custom(
+            return Err(refuse(shm_core::Error::new(
+                shm_core::ErrorKind::Decode,
                 "a barrier arrived without its words",
-            ));
+            )));
         }
         Ok(Self { object })
     }

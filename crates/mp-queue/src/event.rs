@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
+use shm_core::message::refuse;
 use shm_core::object::{Array, Object, ObjectKind};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -117,13 +118,12 @@ impl Serialize for Event {
 impl<'de> Deserialize<'de> for Event {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let object = Object::deserialize(deserializer)?;
-        object
-            .expect(ObjectKind::Event)
-            .map_err(serde::de::Error::custom)?;
+        object.expect(ObjectKind::Event).map_err(refuse)?;
         if object.word_count() < 1 {
-            return Err(serde::de::Error::custom(
+            return Err(refuse(shm_core::Error::new(
+                shm_core::ErrorKind::Decode,
                 "an event arrived without its flag",
-            ));
+            )));
         }
         Ok(Self { object })
     }

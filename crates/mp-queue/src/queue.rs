@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
 use shm_core::error::ErrorKind as ArenaErrorKind;
 use shm_core::failure::note_unreported;
+use shm_core::message::refuse;
 use shm_core::object::{Array, End, Object, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
@@ -388,9 +389,12 @@ impl<T> Clone for Receiver<T> {
 
 /// The channel in an object that arrived, whose end is known to belong to it or not.
 pub(crate) fn checked<E: serde::de::Error>(belongs: bool, object: Object) -> Result<Channel, E> {
-    object.expect(ObjectKind::Queue).map_err(E::custom)?;
+    object.expect(ObjectKind::Queue).map_err(refuse)?;
     if !belongs {
-        return Err(E::custom("the end of a queue arrived with another queue"));
+        return Err(refuse(shm_core::Error::new(
+            ArenaErrorKind::Decode,
+            format!("the end of a queue arrived with another one, {object}"),
+        )));
     }
     Ok(Channel::over(object))
 }

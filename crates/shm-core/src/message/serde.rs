@@ -124,9 +124,9 @@ pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
     read.map_err(refuse)
 }
 
-/// Why what arrived does not fit, as serde wants it; the reader of the message is told by the error itself, since
-/// postcard keeps no text.
-pub(crate) fn refuse<E: serde::de::Error>(error: Error) -> E {
+/// Why what arrived does not fit, as serde wants it: for the `Deserialize` of handles, in this crate and above. Whoever
+/// reads the message is told by the error itself, since postcard keeps no text.
+pub fn refuse<E: serde::de::Error>(error: Error) -> E {
     let text = error.to_string();
     DECODING.with_borrow_mut(|scope| {
         if let Some(scope) = scope {
