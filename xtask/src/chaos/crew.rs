@@ -31,7 +31,7 @@ pub(crate) struct Member {
 }
 
 /// How a process ended.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// By itself, and all was well.
     Done,

@@ -11,6 +11,7 @@ use shm_core::letterbox::Letterbox;
 use shm_core::{Arena, SharedTensor, Tensor};
 
 use super::account::{self, Life};
+use super::crew::End;
 use super::pattern::{check, fill};
 use super::receipts::{Receipt, Receipts};
 use super::suite::{Scene, Suite, Worker};
@@ -22,6 +23,9 @@ const LANES: usize = 2;
 const CREW: usize = PRODUCERS + CONSUMERS + 2 * LANES;
 const ROOM: usize = 8;
 const QUEUE: &str = "queue";
+
+/// Steps at which a taker has no message of its own: the next one is still in its cell, the last one has its receipt.
+const HOLDS_NONE: [&str; 3] = ["get.taken", "get.recorded", "lane.get.recorded"];
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Message {
@@ -171,12 +175,13 @@ impl Scene for Hall {
         Ok(handle)
     }
 
-    fn ended(&mut self, slot: usize, life: u64, killed: bool) {
+    fn ended(&mut self, slot: usize, life: u64, end: &End) {
         self.letters.remove(&life);
         let role = role(slot);
         self.lives.push(Life {
             life,
-            killed,
+            killed: matches!(end, End::Killed | End::AtLabel(_)),
+            held_none: matches!(end, End::AtLabel(label) if HOLDS_NONE.contains(label)),
             sends: role.sends(),
             in_lane: !matches!(role, Role::Producer | Role::Consumer),
         });

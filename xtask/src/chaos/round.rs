@@ -101,7 +101,8 @@ fn crew_works(
         scene: suite.open(arena, rng.fork())?,
         control: Control::create(arena, suite.crew())?,
         members: (0..suite.crew()).map(|_| None).collect(),
-        killer: Killer::new(rng.fork(), at_labels.clone()),
+        // Now and then only at labels, so that each death is known to the step.
+        killer: Killer::new(rng.fork(), at_labels.clone(), rng.u8(..4) > 0),
         buries: rng.bool(),
         next_life: 1,
         tally,
@@ -206,7 +207,7 @@ impl Round<'_> {
         {
             self.ground.arena.bury(owner);
         }
-        let killed = matches!(end, End::Killed | End::AtLabel(_));
+        self.scene.ended(slot, life, &end);
         match end {
             End::Done => {}
             End::Killed => self.tally.killed_at_random += 1,
@@ -221,7 +222,6 @@ impl Round<'_> {
                 self.tally.problem(text);
             }
         }
-        self.scene.ended(slot, life, killed);
         Ok(true)
     }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use shm_core::Arena;
 
 use super::control::Control;
+use super::crew::End;
 use super::receipts::{Pen, Receipts};
 use super::{memory, queue};
 use crate::Result;
@@ -90,7 +91,7 @@ pub(crate) trait Scene {
     fn start(&mut self, slot: usize, life: u64) -> Result<Vec<u64>>;
 
     /// It has ended, by itself or killed.
-    fn ended(&mut self, _slot: usize, _life: u64, _killed: bool) {}
+    fn ended(&mut self, _slot: usize, _life: u64, _end: &End) {}
 
     /// The processes were told to stop, and these are still there. Called again and again.
     fn wind_down(&mut self, _running: &[usize]) -> Result<()> {
