@@ -74,7 +74,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 kills: left.unwrap_or(u64::MAX),
                 patience: Duration::from_secs(args.patience),
             };
-            round::play(*name, limits, rng.fork(), &mut tally, &mut progress)?;
+            let played = round::play(*name, limits, rng.fork(), &mut tally, &mut progress);
+            if let Err(error) = played {
+                tally.problem(format!(
+                    "the process that runs the rounds was told: {error}"
+                ));
+            }
         }
         progress.end();
         match args.json {

@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let input = Input::random(target, &mut rng);
             tried += 1;
             match run::run(&input)? {
-                Outcome::Well { refused: some } => refused += u64::from(some),
+                Outcome::Well { refused: some } => refused += u64::from(some.is_some()),
                 Outcome::Harm(what) => found.push((keep(&input)?, what)),
             }
         }
@@ -113,7 +113,10 @@ fn replay(files: &[PathBuf]) -> Result<()> {
         let input: Input = serde_json::from_str(&text).map_err(|error| with_name(&error))?;
         match run::run(&input)? {
             Outcome::Well { refused } => {
-                let what = if refused { "refused" } else { "taken as it is" };
+                let what = refused.map_or_else(
+                    || "taken as it is".to_owned(),
+                    |text| format!("refused: {text}"),
+                );
                 println!("{}: {what}", file.display());
             }
             Outcome::Harm(what) => {

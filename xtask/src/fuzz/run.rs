@@ -21,8 +21,8 @@ pub(crate) const REFUSED: u8 = 4;
 
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It came to its end; something may have been refused.
-    Well { refused: bool },
+    /// It came to its end; what was refused first, if anything was.
+    Well { refused: Option<String> },
     /// It crashed, panicked or hung.
     Harm(String),
 }
@@ -69,17 +69,37 @@ pub(crate) fn run(input: &Input) -> Result<Outcome> {
         )));
     }
     let status = child.wait()?;
-    match status.code() {
-        Some(0) => return Ok(Outcome::Well { refused: false }),
-        Some(code) if code == i32::from(REFUSED) => return Ok(Outcome::Well { refused: true }),
-        _ => {}
-    }
     let text = std::fs::read(format!("/proc/self/fd/{}", said.as_raw_fd()))?;
     let text = String::from_utf8_lossy(&text);
-    let lines: Vec<&str> = text.lines().take(6).collect();
+    match status.code() {
+        Some(0) => return Ok(Outcome::Well { refused: None }),
+        Some(code) if code == i32::from(REFUSED) => {
+            let first = text.lines().next().unwrap_or("a count is off");
+            return Ok(Outcome::Well {
+                refused: Some(first.to_owned()),
+            });
+        }
+        _ => {}
+    }
+    // What was refused comes first; the end is what matters.
+    let mut lines: Vec<&str> = text.lines().rev().take(6).collect();
+    lines.reverse();
     let how = match status.signal() {
         Some(signal) => format!("ended by signal {signal}"),
         None => status.to_string(),
     };
     Ok(Outcome::Harm(format!("{how}: {}", lines.join(" | "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Outcome, run};
+    use crate::fuzz::input::{Input, Target};
+
+    #[test]
+    fn a_process_that_does_not_come_to_its_end_is_harm() {
+        // Here the program that is started again is this test, which knows no `fuzz-child`.
+        let input = Input::random(Target::Message, &mut fastrand::Rng::with_seed(1));
+        assert!(matches!(run(&input).unwrap(), Outcome::Harm(_)));
+    }
 }

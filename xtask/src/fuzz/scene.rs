@@ -32,8 +32,11 @@ const PEER: u16 = 1;
 struct Refused(u64);
 
 impl Refused {
-    fn ok<T, E>(&mut self, done: Result<T, E>) -> Option<T> {
-        self.0 += u64::from(done.is_err());
+    fn ok<T, E: std::fmt::Display>(&mut self, done: Result<T, E>) -> Option<T> {
+        if let Err(error) = &done {
+            self.0 += 1;
+            eprintln!("{error}");
+        }
         done.ok()
     }
 }
