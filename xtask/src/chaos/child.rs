@@ -6,6 +6,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use shm_core::Arena;
 
 use super::control::Control;
+use super::leaving;
 use super::pattern::{CORRUPT, Corrupt};
 use super::receipts::Pen;
 use super::suite::{Part, Worker};
@@ -34,6 +35,10 @@ fn work(part: Part) -> Result<()> {
         Some(place) => Arena::attach(place)?,
         None => Arena::join(std::io::stdin().as_fd().try_clone_to_owned()?)?,
     };
+    if part.leaves {
+        leaving::leave(arena);
+        return Ok(());
+    }
     let recorder = arena.recorder();
     recorder.set_name(&format!("{}.{}", part.slot, part.life));
     recorder.set_task("opening the control words");

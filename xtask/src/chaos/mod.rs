@@ -15,6 +15,7 @@ mod control;
 mod crew;
 mod hang;
 mod killer;
+mod leaving;
 mod memory;
 mod pattern;
 mod queue;
@@ -75,6 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 patience: Duration::from_secs(args.patience),
             };
             let played = round::play(*name, limits, rng.fork(), &mut tally, &mut progress);
+            tally.tick();
             if let Err(error) = played {
                 tally.problem(format!(
                     "the process that runs the rounds was told: {error}"

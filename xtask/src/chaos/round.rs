@@ -8,11 +8,11 @@ use shm_core::audit::{Audit, Difference};
 
 use super::control::Control;
 use super::crew::{End, Ground, Member};
-use super::hang;
 use super::killer::{Killer, labels};
 use super::receipts::Receipts;
 use super::report::{Progress, Tally};
 use super::suite::{Name, Scene, Suite};
+use super::{hang, leaving};
 use crate::Result;
 
 /// Address space of a round's arena.
@@ -69,12 +69,14 @@ pub(crate) fn play(
         look_around(&arena, at_first, tally);
     }
     drop(arena);
+    if named && tally.is_clean() {
+        leaving::play(limits.patience, tally)?;
+    }
     if let Some(path) = path.filter(|path| path.exists()) {
         tally.files_left += 1;
         tally.problem(format!("{} was left behind", path.display()));
         let _ = std::fs::remove_file(path);
     }
-    tally.tick();
     Ok(())
 }
 
@@ -102,7 +104,7 @@ fn crew_works(
         control: Control::create(arena, suite.crew())?,
         members: (0..suite.crew()).map(|_| None).collect(),
         // Now and then only at labels, so that each death is known to the step.
-        killer: Killer::new(rng.fork(), at_labels.clone(), rng.u8(..4) > 0),
+        killer: Killer::new(rng.fork(), at_labels.clone(), rng.u8(..6) > 0),
         buries: rng.bool(),
         next_life: 1,
         tally,

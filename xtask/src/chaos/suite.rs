@@ -45,6 +45,9 @@ pub(crate) struct Part {
     /// The arena's file, if it has a name; else it is the standard input.
     #[arg(long)]
     pub(crate) arena: Option<PathBuf>,
+    /// Whether it only waits for the end of its input, and leaves.
+    #[arg(long)]
+    pub(crate) leaves: bool,
     /// What the suite tells it.
     #[arg(long, value_delimiter = ',')]
     pub(crate) words: Vec<u64>,
