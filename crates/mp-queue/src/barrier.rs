@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
-use shm_core::message::refuse;
+use shm_core::message::{refuse, refuse_because};
 use shm_core::object::{Array, Object, ObjectKind};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -139,10 +139,7 @@ impl<'de> Deserialize<'de> for Barrier {
         let object = Object::deserialize(deserializer)?;
         object.expect(ObjectKind::Barrier).map_err(refuse)?;
         if object.word_count() < 2 {
-            return Err(refuse(shm_core::Error::new(
-                shm_core::ErrorKind::Decode,
-                "a barrier arrived without its words",
-            )));
+            return Err(refuse_because("a barrier arrived without its words"));
         }
         Ok(Self { object })
     }

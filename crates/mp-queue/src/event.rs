@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
-use shm_core::message::refuse;
+use shm_core::message::{refuse, refuse_because};
 use shm_core::object::{Array, Object, ObjectKind};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -120,10 +120,7 @@ impl<'de> Deserialize<'de> for Event {
         let object = Object::deserialize(deserializer)?;
         object.expect(ObjectKind::Event).map_err(refuse)?;
         if object.word_count() < 1 {
-            return Err(refuse(shm_core::Error::new(
-                shm_core::ErrorKind::Decode,
-                "an event arrived without its flag",
-            )));
+            return Err(refuse_because("an event arrived without its flag"));
         }
         Ok(Self { object })
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
 use shm_core::error::ErrorKind as ArenaErrorKind;
 use shm_core::failure::note_unreported;
-use shm_core::message::refuse;
+use shm_core::message::{refuse, refuse_because};
 use shm_core::object::{Array, End, Object, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
@@ -181,7 +181,8 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     ///
     /// # Errors
     /// With the value: `Closed` when every receiver is gone; `PeerFailed` when a process of the context that this
-    /// queue was handed to failed and there is no room; what encoding can answer (see [`shm_core::message::encode`]).
+    /// queue was handed to failed and there is no room; `Cycle` for a message that holds this queue, which would keep
+    /// it for ever; what encoding can answer (see [`shm_core::message::encode`]).
     pub fn put(&self, value: T) -> Result<(), PutError<T>> {
         self.put_until(value, Deadline::Never)
     }
@@ -391,9 +392,8 @@ impl<T> Clone for Receiver<T> {
 pub(crate) fn checked<E: serde::de::Error>(belongs: bool, object: Object) -> Result<Channel, E> {
     object.expect(ObjectKind::Queue).map_err(refuse)?;
     if !belongs {
-        return Err(refuse(shm_core::Error::new(
-            ArenaErrorKind::Decode,
-            format!("the end of a queue arrived with another one, {object}"),
+        return Err(refuse_because(format!(
+            "the end of a queue arrived with another one, {object}"
         )));
     }
     Ok(Channel::over(object))

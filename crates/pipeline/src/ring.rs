@@ -426,7 +426,7 @@ mod wire {
     //! How the sides of a ring are sent: with an end that is shared, or one that moves.
 
     use serde::{Deserializer, Serializer};
-    use shm_core::message::refuse;
+    use shm_core::message::{refuse, refuse_because};
 
     use super::*;
 
@@ -445,12 +445,7 @@ mod wire {
     ) -> Result<(RingEnd, Side, bool), D::Error> {
         type Parts = (RingEnd, Slots, Vec<TensorSpec>, bool);
         let (end, slots, specs, timed) = Parts::deserialize(deserializer)?;
-        let layout = Layout::of(&specs).map_err(|error| {
-            refuse(shm_core::Error::new(
-                shm_core::ErrorKind::Decode,
-                error.to_string(),
-            ))
-        })?;
+        let layout = Layout::of(&specs).map_err(|error| refuse_because(error.to_string()))?;
         let object = slots.object().clone();
         object.expect(ObjectKind::Ring).map_err(refuse)?;
         let side = Side {
@@ -460,10 +455,9 @@ mod wire {
             layout: Arc::new(layout),
         };
         if side.layout.bytes > side.slots.slot_bytes() || !end.is_of(&side.channel, index) {
-            return Err(refuse(shm_core::Error::new(
-                shm_core::ErrorKind::Decode,
+            return Err(refuse_because(
                 "the parts of a ring that arrived do not belong together",
-            )));
+            ));
         }
         Ok((end, side, timed))
     }

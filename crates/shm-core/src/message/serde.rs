@@ -136,6 +136,11 @@ pub fn refuse<E: serde::de::Error>(error: Error) -> E {
     E::custom(text)
 }
 
+/// As [`refuse`], for handles that arrived and do not make what was to be read: the error is `Decode`, and says this.
+pub fn refuse_because<E: serde::de::Error>(why: impl Into<String>) -> E {
+    refuse(Error::new(ErrorKind::Decode, why))
+}
+
 impl Serialize for Object {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serialize_handle(&self.held, What::Object, None, serializer)
