@@ -57,6 +57,9 @@ enum Command {
     /// The process that runs one input of `fuzz`; not for people.
     #[command(hide = true)]
     FuzzChild(fuzz::ChildArgs),
+    /// A process that joins an arena and stays, while `bench` measures; not for people.
+    #[command(hide = true)]
+    BenchMember(bench::MemberArgs),
 }
 
 fn main() -> ExitCode {
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::ChaosChild(args) => chaos::run_child(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::FuzzChild(args) => fuzz::run_child(&args),
+        Command::BenchMember(args) => bench::run_member(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
