@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 
 use crate::cells::Owner;
-use crate::chunk::{Chunks, State, Use};
+use crate::chunk::{Chunks, Seen, State, Use};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{
     CHUNK, LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, descriptor, row,
@@ -242,6 +242,7 @@ struct Pool {
     free: Vec<u32>,
     high: u64,
     committed: u64,
+    seen: Seen,
 }
 
 impl Leases {
@@ -252,6 +253,7 @@ impl Leases {
                 free: Vec::new(),
                 high: 0,
                 committed: 0,
+                seen: Seen::default(),
             }),
             chunks: [const { AtomicU64::new(0) }; row::DIRECTORY_WORDS as usize],
             locals: [const { OnceLock::new() }; row::DIRECTORY_WORDS as usize],
@@ -294,7 +296,7 @@ impl Leases {
         }
         let within = pool.committed % LEASES_PER_CHUNK;
         if within == 0 {
-            let chunk = chunks.claim(self.me, 1)?;
+            let chunk = chunks.claim(self.me, 1, &mut pool.seen)?;
             let formatted = chunks.commit(chunk, LEASES_STEP * LEASE);
             if let Err(error) = formatted {
                 chunks.change(chunk, State::Owned(self.me, Use::Nothing), State::Free);

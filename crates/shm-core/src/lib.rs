@@ -72,6 +72,7 @@ mod tests;
 
 pub use arena::Arena;
 pub use error::{Error, ErrorKind, Result};
+pub use segment::{HugePages, PageSize};
 pub use strategy::{Strategy, all_sharing_strategies, set_sharing_strategy, sharing_strategy};
 pub use tensor::{
     AliasedTensor, AtomicElement, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements,

@@ -8,7 +8,7 @@ use super::slab::{retire_slab, slab_is_unused};
 use super::{Inner, free_block};
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
-use crate::layout::descriptor;
+use crate::layout::{descriptor, header};
 use crate::segment::Segment;
 
 /// Chunks of free runs that a process keeps for itself, at most: 512 MiB, or an eighth of a small arena.
@@ -63,17 +63,18 @@ impl Inner {
 }
 
 impl Inner {
+    /// Chunks in free runs that this process keeps.
+    pub(super) fn kept_chunks(&self) -> u64 {
+        let chunks_of = |(&count, heads): (&u32, &Vec<u64>)| u64::from(count) * heads.len() as u64;
+        self.runs.iter().map(chunks_of).sum()
+    }
+
     /// Gives free runs back to all while more than [`CACHED`] chunks of them are kept, the longest first. Their memory
     /// stays committed: whoever claims the chunks next has it without paying.
     pub(super) fn share_runs(&mut self, segment: &Segment, me: Owner) {
         let chunks = Chunks::new(segment);
-        let kept = |runs: &std::collections::BTreeMap<u32, Vec<u64>>| -> u64 {
-            let chunks_of =
-                |(&count, heads): (&u32, &Vec<u64>)| u64::from(count) * heads.len() as u64;
-            runs.iter().map(chunks_of).sum()
-        };
         let most = CACHED.min(crate::layout::chunk_count(segment.capacity()) / 8);
-        while kept(&self.runs) > most {
+        while self.kept_chunks() > most {
             let Some(mut longest) = self.runs.last_entry() else {
                 return;
             };
@@ -141,6 +142,9 @@ pub(crate) fn bury_chunks(segment: &Segment, dead: Owner) {
     for chunk in leases {
         chunks.change(chunk, State::Owned(dead, Use::Leases), State::Free);
     }
+    // Whoever was at it before us may have been killed before saying so, the dead one included.
+    chunks.tell(header::FREED);
+    chunks.tell(header::ORPHANED);
 }
 /// Frees orphaned chunks that nobody uses any more. Returns whether there were any.
 pub(super) fn sweep_orphans(segment: &Segment, me: Owner) -> bool {

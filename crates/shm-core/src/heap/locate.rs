@@ -125,6 +125,11 @@ pub(crate) fn owner_of_line(segment: &Segment, line: u64) -> Option<Owner> {
     }
 }
 
+/// Whether a line is that of a large block: it lies among the descriptors.
+pub(super) fn is_run_line(segment: &Segment, line: u64) -> bool {
+    line.saturating_mul(LINE) < crate::layout::chunks_start(segment.capacity())
+}
+
 pub(super) fn chunk_of_line(segment: &Segment, line: u64) -> Option<u64> {
     let chunks = Chunks::new(segment);
     let offset = line.checked_mul(LINE)?;

@@ -7,7 +7,7 @@ use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::{SLABS, Slab};
 use crate::error::Result;
-use crate::layout::{CHUNK, LINE, PAGE, WORD, counted, descriptor};
+use crate::layout::{CHUNK, LINE, PAGE, WORD, counted, descriptor, header};
 use crate::line::Counted;
 use crate::segment::Segment;
 
@@ -95,6 +95,11 @@ impl Inner {
     fn adopt_slab(&mut self, segment: &Segment, me: Owner, class: u32) -> bool {
         let chunks = Chunks::new(segment);
         let orphan = State::Orphan(Use::Slab(class));
+        // Before the first look: an orphan that comes after we passed it changes the number.
+        let orphans = Some(segment.word(header::ORPHANED).load(Ordering::Acquire));
+        if self.no_orphan[class as usize] == orphans {
+            return false;
+        }
         for chunk in 0..chunks.high() {
             if chunks.state(chunk) == orphan
                 && chunks.change(chunk, orphan, State::Owned(me, Use::Slab(class)))
@@ -115,6 +120,7 @@ impl Inner {
                 return true;
             }
         }
+        self.no_orphan[class as usize] = orphans;
         false
     }
 }

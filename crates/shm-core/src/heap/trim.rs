@@ -11,7 +11,7 @@ use super::{Heap, Inner};
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::SLABS;
-use crate::layout::{CHUNK, LINE, PAGE, descriptor, header};
+use crate::layout::{CHUNK, LINE, descriptor, header};
 use crate::line::Counted;
 use crate::segment::Segment;
 
@@ -41,7 +41,7 @@ impl Inner {
 }
 
 /// Punches a free chunk's pages out, if nobody claims it first. Returns how many bytes that were.
-fn give_pages_back(chunks: &Chunks<'_>, me: Owner, chunk: u64) -> u64 {
+pub(super) fn give_pages_back(chunks: &Chunks<'_>, me: Owner, chunk: u64) -> u64 {
     let mark = chunks.word(chunk, descriptor::COMMITTED);
     let ours = State::Owned(me, Use::Nothing);
     // A device may still be reading or writing there, for one who is gone.
@@ -55,7 +55,7 @@ fn give_pages_back(chunks: &Chunks<'_>, me: Owner, chunk: u64) -> u64 {
     let committed = mark
         .swap(0, Ordering::Relaxed)
         .min(CHUNK)
-        .next_multiple_of(PAGE);
+        .next_multiple_of(chunks.page());
     crate::failpoint!("chunk.trim.unmarked");
     let punched = chunks.segment.punch(chunks.offset(chunk), committed);
     let given_back = match punched {

@@ -52,7 +52,9 @@ impl Geometry {
                 strides.len()
             )));
         }
-        Shape::from(dims).dims()?;
+        if dims.len() > MAX_DIMS {
+            Shape::from(dims).dims()?;
+        }
         let mut geometry = Geometry {
             dtype,
             ndim: dims.len() as u8,
@@ -84,6 +86,7 @@ impl Geometry {
     }
 
     /// A geometry whose elements follow one another in row-major order from the start of the storage.
+    #[inline]
     pub(crate) fn contiguous(dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         let dims = shape.dims()?;
@@ -147,7 +150,8 @@ impl Geometry {
     /// Exact for every view this crate makes; for other strides it may say `true` where a closer look would find none
     /// shared. It never says `false` where one is, so a `false` allows `&mut`.
     pub(crate) fn may_overlap(&self) -> bool {
-        if self.numel() <= 1 {
+        // The usual case, without sorting.
+        if self.numel() <= 1 || self.is_contiguous() {
             return false;
         }
         let mut steps = [(0, 0); MAX_DIMS];
