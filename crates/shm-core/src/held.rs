@@ -13,6 +13,7 @@ use crate::layout::{LINE, counted};
 use crate::lease::Kind;
 use crate::line::{self, Counted, Mode, Tag};
 use crate::object;
+use crate::prefetch::prefetch;
 use crate::steps;
 
 /// One reference of this process to a counted line.
@@ -227,6 +228,11 @@ impl Drop for Held {
         if !self.armed || self.arena.is_forked() {
             return;
         }
+        // All that the last one touches.
+        let (segment, leases) = (self.arena.segment(), self.arena.leases());
+        prefetch(leases.local(self.lease));
+        heap::prefetch_block(segment, self.line);
+        prefetch(leases.entry(segment, self.lease).state);
         // Release, then acquire by the last: as in `Arc`, all uses of the thing come before its release.
         if self
             .arena

@@ -29,6 +29,7 @@ use crate::layout::{
     CHUNK, LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, descriptor, row,
 };
 use crate::participant::table::Row;
+use crate::prefetch::prefetch;
 use crate::segment::Segment;
 use crate::sync::Atomic64;
 
@@ -264,6 +265,10 @@ impl Leases {
     pub(crate) fn reserve(&self, segment: &Segment) -> Result<u32> {
         let mut pool = self.pool.lock();
         if let Some(index) = pool.free.pop() {
+            if let Some(&next) = pool.free.last() {
+                prefetch(self.local(next));
+                prefetch(self.entry(segment, next).state);
+            }
             return Ok(index);
         }
         if pool.high == pool.committed {

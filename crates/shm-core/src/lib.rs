@@ -49,6 +49,7 @@ pub mod message;
 pub mod names;
 pub mod object;
 pub mod participant;
+mod prefetch;
 mod reap;
 pub mod room;
 #[cfg(feature = "safetensors")]

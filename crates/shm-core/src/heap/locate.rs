@@ -7,6 +7,7 @@ use crate::chunk::{Chunks, State, Use};
 use crate::class::SLABS;
 use crate::layout::{CHUNK, LINE, counted, descriptor};
 use crate::line::{Mode, Tag};
+use crate::prefetch::prefetch;
 use crate::segment::Segment;
 
 /// Where a block's bytes are.
@@ -73,6 +74,16 @@ pub(crate) fn locate(segment: &Segment, line: u64) -> Option<Span> {
         line,
         index: Some(index),
     })
+}
+
+/// Brings nearer what tells about the block of a line.
+pub(crate) fn prefetch_block(segment: &Segment, line: u64) {
+    let offset = line * LINE;
+    prefetch(segment.word(offset));
+    let start = crate::layout::chunks_start(segment.capacity());
+    if let Some(within) = offset.checked_sub(start) {
+        prefetch(segment.word(Chunks::descriptor(within / CHUNK)));
+    }
 }
 
 /// The block whose bytes hold the line with number `line`.

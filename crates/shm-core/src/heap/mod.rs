@@ -35,7 +35,7 @@ use bury::sweep_orphans;
 pub(crate) use cache::give_back_inherited;
 pub(crate) use hint::{hint_after_free, hint_before_free};
 use locate::is_run_line;
-pub(crate) use locate::{block_around, in_object, locate, owner_of_line};
+pub(crate) use locate::{block_around, in_object, locate, owner_of_line, prefetch_block};
 #[cfg(test)]
 pub(crate) use pressure::PATIENCE;
 pub(crate) use pressure::Request;

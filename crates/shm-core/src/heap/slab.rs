@@ -9,6 +9,7 @@ use crate::class::{SLABS, Slab};
 use crate::error::Result;
 use crate::layout::{CHUNK, LINE, PAGE, WORD, counted, descriptor, header};
 use crate::line::Counted;
+use crate::prefetch::prefetch;
 use crate::segment::Segment;
 
 /// Slab memory is committed in steps of this many bytes.
@@ -17,7 +18,12 @@ const COMMIT_STEP: u64 = 256 << 10;
 impl Inner {
     pub(super) fn small(&mut self, segment: &Segment, me: Owner, class: u32) -> Result<Candidate> {
         loop {
-            while let Some(line) = self.free[class as usize].pop() {
+            let free = &mut self.free[class as usize];
+            while let Some(line) = free.pop() {
+                if let Some(&next) = free.last() {
+                    // For the next allocation.
+                    prefetch(segment.word(next * LINE));
+                }
                 if let Some(found) = free_block(segment, line) {
                     return Ok(found);
                 }
