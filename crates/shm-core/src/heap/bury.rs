@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use super::cache::give_back_inherited;
 use super::locate::locate;
 use super::run::{adopt_tails, orphan_run};
 use super::slab::{retire_slab, slab_is_unused};
@@ -74,9 +75,10 @@ impl Inner {
     pub(super) fn share_runs(&mut self, segment: &Segment, me: Owner) {
         let chunks = Chunks::new(segment);
         let most = CACHED.min(crate::layout::chunk_count(segment.capacity()) / 8);
+        let mut shared = false;
         while self.kept_chunks() > most {
             let Some(mut longest) = self.runs.last_entry() else {
-                return;
+                break;
             };
             let count = *longest.key();
             let Some(head) = longest.get_mut().pop() else {
@@ -92,7 +94,12 @@ impl Inner {
             if unused {
                 self.disown(&chunks, head);
                 chunks.retire_run(head, u64::from(count), me);
+                shared = true;
             }
+        }
+        if shared {
+            // Nobody's memory counts against the cache limit, too.
+            give_back_inherited(segment, me);
         }
     }
 }

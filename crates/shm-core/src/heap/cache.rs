@@ -42,7 +42,8 @@ impl Cache {
     }
 }
 
-/// Gives back what a participant left that is gone: its free chunks count against the limit as well.
+/// Gives back what is nobody's: chunks that a participant has shared, or left when it went, count against the limit as
+/// well.
 pub(crate) fn give_back_inherited(segment: &Segment, me: Owner) {
     if let Some(limit) = limit_of(segment) {
         give_back_above(segment, me, limit);
