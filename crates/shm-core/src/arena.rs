@@ -69,7 +69,7 @@ pub struct Stats {
     pub committed: u64,
     /// Bytes of blocks that somebody holds.
     pub live: u64,
-    /// Bytes that were taken and hold no block: kept for the next allocation.
+    /// Bytes that were taken and hold neither a block nor leases: kept for the next allocation.
     pub cached: u64,
     /// Blocks that somebody holds: tensors, messages, queues.
     pub blocks: u64,
@@ -218,7 +218,9 @@ impl Arena {
             capacity: self.segment().capacity(),
             committed: usage.committed,
             live: usage.live,
-            cached: usage.committed.saturating_sub(usage.live),
+            cached: usage
+                .committed
+                .saturating_sub(usage.live.saturating_add(usage.leases)),
             blocks: usage.blocks,
             participants: self.participants(),
         }

@@ -21,6 +21,8 @@ pub(crate) struct Usage {
     pub(crate) blocks: u64,
     pub(crate) live: u64,
     pub(crate) committed: u64,
+    /// Bytes of chunks that hold leases, a part of what is committed.
+    pub(crate) leases: u64,
 }
 
 impl Heap {
@@ -90,8 +92,13 @@ pub(crate) fn usage(segment: &Segment) -> Usage {
             usage.live += bytes;
         }
     };
+    let mut leases = 0;
     for chunk in 0..chunks.high() {
         match chunks.state(chunk) {
+            State::Owned(_, Use::Leases) => {
+                let committed = chunks.word(chunk, descriptor::COMMITTED);
+                leases += committed.load(Ordering::Acquire).min(CHUNK);
+            }
             State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class)) => {
                 let Some(slab) = SLABS.get(class as usize) else {
                     continue;
@@ -115,6 +122,7 @@ pub(crate) fn usage(segment: &Segment) -> Usage {
             _ => {}
         }
     }
+    usage.leases = leases;
     usage
 }
 
