@@ -35,3 +35,9 @@ pub struct Primitives;
 #[doc = include_str!("../../docs/src/strategies.md")]
 #[derive(Debug)]
 pub struct Strategies;
+
+/// Limits on memory, and what is kept of it.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/memory.md")]
+#[derive(Debug)]
+pub struct Memory;

@@ -42,7 +42,7 @@ impl<'de, T> Deserialize<'de> for JoinableQueue<T> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let queue = Queue::deserialize(deserializer)?;
         if !matches!(queue.channel().object().array(1), Array::Permits { .. }) {
-            return Err(serde::de::Error::custom(
+            return Err(shm_core::message::refuse_because(
                 "a queue that counts no tasks arrived as one that does",
             ));
         }

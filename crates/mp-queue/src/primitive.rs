@@ -6,6 +6,7 @@ use std::cell::Cell;
 use rustix::thread::gettid;
 use shm_core::arena::Arena;
 use shm_core::cells::Owner;
+use shm_core::message::{refuse, refuse_because};
 use shm_core::object::{Array, Object, ObjectKind};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -38,9 +39,9 @@ pub(crate) fn checked<E: serde::de::Error>(
     permits: u32,
     words: u64,
 ) -> Result<Object, E> {
-    object.expect(kind).map_err(E::custom)?;
+    object.expect(kind).map_err(refuse)?;
     if object.permits(0).0.len() < permits as usize || object.word_count() < words {
-        return Err(E::custom("a primitive arrived without its words"));
+        return Err(refuse_because("a primitive arrived without its words"));
     }
     Ok(object)
 }

@@ -207,7 +207,8 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     ///
     /// # Errors
     /// With the value: `Closed` when every receiver is gone; `PeerFailed` when a process of the context that this
-    /// queue was handed to failed and there is no room; what encoding can answer (see [`shm_core::message::encode`]).
+    /// queue was handed to failed and there is no room; `Cycle` for a message that holds this queue, which would keep
+    /// it for ever; what encoding can answer (see [`shm_core::message::encode`]).
     pub fn put(&self, value: T) -> Result<(), PutError<T>> {
         self.put_until(value, Deadline::Never)
     }

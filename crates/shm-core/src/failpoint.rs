@@ -49,6 +49,7 @@ mod armed {
         "block.drop.uncounted",
         "block.drop.cleared",
         "chunk.claim.one",
+        "chunk.pressure.unanswered",
         "chunk.run.unformatted",
         "chunk.slab.unformatted",
         "chunk.trim.unmarked",

@@ -10,7 +10,7 @@ use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
 use crate::lease::{Kind, Ticket};
 use crate::line;
-use crate::message::{Arrived, Entries, FEW, Incoming, Outgoing, Parsed, Pin, parse};
+use crate::message::{Arrived, Entries, FEW, Incoming, Outgoing, Parsed, Pin, What, parse};
 use crate::object::{Array, Object};
 
 /// What a put came to. The message is still the caller's unless it is `Done`.
@@ -69,6 +69,16 @@ impl Departure {
             return Err(Error::new(
                 ErrorKind::ForeignArena,
                 "the message was encoded for another arena than the object it is put into; encode it with the object's own arena",
+            ));
+        }
+        // It would hold itself: with the last handle to it gone, nobody could take that message out any more.
+        let itself = (object.held.line, What::Object);
+        if pins.iter().any(|pin| (pin.held.line, pin.what) == itself) {
+            return Err(Error::new(
+                ErrorKind::Cycle,
+                format!(
+                    "the message holds {object} itself, into which it was to be put, and would keep it for ever; send it through another one"
+                ),
             ));
         }
         let mut leases = smallvec::SmallVec::new();

@@ -60,9 +60,9 @@ pub use shm_core::dlpack;
 #[cfg(feature = "safetensors")]
 pub use shm_core::safetensors;
 pub use shm_core::{
-    self, AliasedTensor, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Shape,
-    SharedTensor, Strategy, Tensor, all_sharing_strategies, bf16, f16, set_sharing_strategy,
-    sharing_strategy,
+    self, AliasedTensor, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, HugePages,
+    PageSize, Shape, SharedTensor, Strategy, Tensor, all_sharing_strategies, bf16, f16,
+    set_sharing_strategy, sharing_strategy,
 };
 
 /// What most programs need: `use tensormp::prelude::*;`

@@ -2,6 +2,9 @@
 
 use pipeline::Topology;
 
+use super::attach::{Attach, Map};
+use super::blocks::{Act, Blocks, Local};
+use super::filling::Filling;
 use super::floor::{CacheLine, FutexWake};
 use super::many::{Idle, Many};
 use super::memory::{FirstTouch, Memcpy};
@@ -19,6 +22,8 @@ pub(crate) enum Suite {
     Handoff,
     /// A tensor through a queue: put in one process, got in the other.
     Queue,
+    /// Tensors made, filled, cloned, sent and dropped, and an arena joined.
+    Memory,
 }
 
 /// A subject and the floor that fits it; none: the subject itself.
@@ -29,7 +34,7 @@ pub(crate) struct Case {
 
 impl Suite {
     pub(crate) fn all() -> Vec<Suite> {
-        vec![Suite::Floor, Suite::Handoff, Suite::Queue]
+        vec![Suite::Floor, Suite::Handoff, Suite::Queue, Suite::Memory]
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -37,6 +42,7 @@ impl Suite {
             Suite::Floor => "floor",
             Suite::Handoff => "handoff",
             Suite::Queue => "queue",
+            Suite::Memory => "memory",
         }
     }
 
@@ -58,6 +64,7 @@ impl Suite {
                     .collect()
             }
             Suite::Handoff => handoff(),
+            Suite::Memory => memory(),
             Suite::Queue => queue(),
         }
     }
@@ -123,6 +130,54 @@ fn queue() -> Vec<Case> {
     cases
 }
 
+/// So many live blocks; of those that grow, the first is the floor of the others.
+const LIVE: [usize; 3] = [1, 1000, 1_000_000];
+/// Processes that have joined beside the two of the benchmark.
+const OTHERS: [usize; 2] = [6, 62];
+
+fn memory() -> Vec<Case> {
+    let against = |subject: Box<dyn Subject>, floor: Box<dyn Subject>| Case {
+        subject,
+        floor: Some(floor),
+    };
+    let mut cases = vec![
+        against(Box::new(Filling::Recycled), Box::new(Memcpy)),
+        against(Box::new(Filling::Fresh), Box::new(Filling::Malloc)),
+    ];
+    let blocks = |act, live, others| Box::new(Blocks { act, live, others });
+    for (act, floor) in [
+        (Act::Alloc, Some(Local::Malloc)),
+        (Act::Drop, Some(Local::Free)),
+        (Act::Clone, Some(Local::Arc)),
+        (Act::Send, None),
+    ] {
+        cases.push(Case {
+            subject: blocks(act, LIVE[0], 0),
+            floor: floor.map(|floor| Box::new(floor) as Box<dyn Subject>),
+        });
+        for live in &LIVE[1..] {
+            cases.push(against(blocks(act, *live, 0), blocks(act, LIVE[0], 0)));
+        }
+    }
+    for act in [Act::AllocCold, Act::DropCold] {
+        let live = LIVE[2];
+        cases.push(against(blocks(act, live, 0), blocks(act, LIVE[1], 0)));
+    }
+    let attach = |named, gib, others| Box::new(Attach { named, gib, others });
+    for named in [true, false] {
+        cases.push(against(attach(named, 1, 0), Box::new(Map)));
+        cases.push(against(attach(named, 64, 0), attach(named, 1, 0)));
+    }
+    for others in OTHERS {
+        cases.push(against(attach(true, 1, others), attach(true, 1, 0)));
+        for act in [Act::Alloc, Act::Drop, Act::Send] {
+            let live = LIVE[0];
+            cases.push(against(blocks(act, live, others), blocks(act, live, 0)));
+        }
+    }
+    cases
+}
+
 /// The subject or floor of that name.
 pub(crate) fn find(name: &str) -> Option<Box<dyn Subject>> {
     let cases = Suite::all().into_iter().flat_map(Suite::cases);
@@ -161,6 +216,12 @@ mod tests {
             "1:1 busy 12MB",
             "1:1 parked handle",
             "4:4 busy 4KiB",
+            "recycled 12MB",
+            "fresh 12MB",
+            "alloc 4KiB at 1",
+            "alloc 4KiB at 1000000",
+            "drop 4KiB at 1 among 64",
+            "attach 64GiB",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

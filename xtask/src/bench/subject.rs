@@ -58,6 +58,10 @@ pub(crate) trait Subject {
     }
     /// Samples in a batch: some ten milliseconds' worth, so that floor and subject meet the same machine.
     fn batch(&self) -> usize;
+    /// Bytes of memory that it needs; the case is left out where there is less.
+    fn room(&self) -> u64 {
+        0
+    }
     fn connect(&self) -> Result<Connection>;
     fn open(&self, side: Side, link: Link) -> Result<Box<dyn End>>;
 }

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::AtomicU64;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use shm_core::message::{refuse, refuse_because};
 use shm_core::object::{End, Object, ObjectKind};
 
 use super::{Queue, Receiver, Sender};
@@ -11,9 +12,11 @@ use crate::channel::{CONSUMERS, Channel, PRODUCERS};
 
 /// The channel in an object that arrived, whose end is known to belong to it or not.
 pub(crate) fn checked<E: serde::de::Error>(belongs: bool, object: Object) -> Result<Channel, E> {
-    object.expect(ObjectKind::Queue).map_err(E::custom)?;
+    object.expect(ObjectKind::Queue).map_err(refuse)?;
     if !belongs {
-        return Err(E::custom("the end of a queue arrived with another queue"));
+        return Err(refuse_because(format!(
+            "the end of a queue arrived with another one, {object}"
+        )));
     }
     Ok(Channel::over(object))
 }

@@ -122,10 +122,10 @@ pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
     Ok((Storage::over(held).map_err(refuse)?, geometry))
 }
 
-/// Why what arrived does not fit, as serde wants it; the reader of the message is told by the error itself, since
-/// postcard keeps no text.
+/// Why what arrived does not fit, as serde wants it: for the `Deserialize` of handles, in this crate and above. Whoever
+/// reads the message is told by the error itself, since postcard keeps no text.
 #[cold]
-pub(crate) fn refuse<E: serde::de::Error>(error: Error) -> E {
+pub fn refuse<E: serde::de::Error>(error: Error) -> E {
     let text = error.to_string();
     DECODING.with_borrow_mut(|scope| {
         if let Some(scope) = scope {
@@ -133,6 +133,11 @@ pub(crate) fn refuse<E: serde::de::Error>(error: Error) -> E {
         }
     });
     E::custom(text)
+}
+
+/// As [`refuse`], for handles that arrived and do not make what was to be read: the error is `Decode`, and says this.
+pub fn refuse_because<E: serde::de::Error>(why: impl Into<String>) -> E {
+    refuse(Error::new(ErrorKind::Decode, why))
 }
 
 impl Serialize for Object {

@@ -127,6 +127,10 @@ fn live() {
         let theirs = Object::open(&other, queue.handle()).unwrap();
         let cells = theirs.cells(0).unwrap();
         let _ = cells.take(other.me(), &mut seen.clone());
+        // It lacks memory, and we keep some.
+        drop(Storage::allocate(&arena, 5 << 20, Mode::Message).unwrap());
+        assert!(crate::heap::Request::send(&other).is_some());
+        arena.heap().answer(arena.segment());
         let own = super::queue(&other, 2);
         put(
             &own,
