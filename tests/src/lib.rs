@@ -30,6 +30,11 @@ pub struct Tensors;
 #[doc = include_str!("../../docs/src/spawning.md")]
 #[derive(Debug)]
 pub struct Spawning;
+/// Queues, locks and what else processes meet at.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/primitives.md")]
+#[derive(Debug)]
+pub struct Primitives;
 
 /// How an arena's file comes to be, and names.
 #[cfg(doctest)]
@@ -42,3 +47,8 @@ pub struct Strategies;
 #[doc = include_str!("../../docs/src/starting.md")]
 #[derive(Debug)]
 pub struct Starting;
+/// Limits on memory, and what is kept of it.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/memory.md")]
+#[derive(Debug)]
+pub struct Memory;

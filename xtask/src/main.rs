@@ -6,7 +6,9 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod chaos;
 mod ci;
+mod fuzz;
 mod help;
 mod loom;
 mod process;
@@ -20,7 +22,7 @@ use clap::{Parser, Subcommand};
 
 /// What went wrong, as one readable line or a few.
 type Error = Box<dyn std::error::Error + Send + Sync>;
-type Result<T> = std::result::Result<T, Error>;
+type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The one front door for contributors.
 #[derive(Debug, Parser)]
@@ -45,6 +47,19 @@ enum Command {
     /// One of the two processes that `bench` measures; not for people.
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
+    #[command(about = help::first_sentence(include_str!("chaos/mod.rs")), long_about = help::whole(include_str!("chaos/mod.rs")))]
+    Chaos(chaos::Args),
+    /// One of the processes of a round of `chaos`; not for people.
+    #[command(hide = true)]
+    ChaosChild(chaos::ChildArgs),
+    #[command(about = help::first_sentence(include_str!("fuzz/mod.rs")), long_about = help::whole(include_str!("fuzz/mod.rs")))]
+    Fuzz(fuzz::Args),
+    /// The process that runs one input of `fuzz`; not for people.
+    #[command(hide = true)]
+    FuzzChild(fuzz::ChildArgs),
+    /// A process that joins an arena and stays, while `bench` measures; not for people.
+    #[command(hide = true)]
+    BenchMember(bench::MemberArgs),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +75,11 @@ fn main() -> ExitCode {
         Command::Loom => loom::run(),
         Command::Bench(args) => bench::run(&args),
         Command::BenchEnd(args) => bench::run_end(&args),
+        Command::Chaos(args) => chaos::run(&args),
+        Command::ChaosChild(args) => chaos::run_child(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
+        Command::FuzzChild(args) => fuzz::run_child(&args),
+        Command::BenchMember(args) => bench::run_member(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

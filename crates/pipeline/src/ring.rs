@@ -426,6 +426,7 @@ mod wire {
     //! How the sides of a ring are sent: with an end that is shared, or one that moves.
 
     use serde::{Deserializer, Serializer};
+    use shm_core::message::{refuse, refuse_because};
 
     use super::*;
 
@@ -442,12 +443,11 @@ mod wire {
         deserializer: D,
         index: u64,
     ) -> Result<(RingEnd, Side, bool), D::Error> {
-        use serde::de::Error as _;
         type Parts = (RingEnd, Slots, Vec<TensorSpec>, bool);
         let (end, slots, specs, timed) = Parts::deserialize(deserializer)?;
-        let layout = Layout::of(&specs).map_err(D::Error::custom)?;
+        let layout = Layout::of(&specs).map_err(|error| refuse_because(error.to_string()))?;
         let object = slots.object().clone();
-        object.expect(ObjectKind::Ring).map_err(D::Error::custom)?;
+        object.expect(ObjectKind::Ring).map_err(refuse)?;
         let side = Side {
             slots,
             channel: Channel::over(object),
@@ -455,7 +455,7 @@ mod wire {
             layout: Arc::new(layout),
         };
         if side.layout.bytes > side.slots.slot_bytes() || !end.is_of(&side.channel, index) {
-            return Err(D::Error::custom(
+            return Err(refuse_because(
                 "the parts of a ring that arrived do not belong together",
             ));
         }

@@ -18,7 +18,7 @@ use crate::participant::record::{self, Record, Recorder};
 use crate::participant::table::{self, Row, rows};
 use crate::reap;
 use crate::room::SystemLimits;
-use crate::segment::Segment;
+use crate::segment::{PageSize, Segment};
 use crate::strategy::{self, Strategy, file_system};
 use crate::watcher::Watcher;
 use builder::check_header;
@@ -49,6 +49,7 @@ pub(crate) struct Inner {
     heap: Heap,
     locks: RowLocks,
     watcher: OnceLock<Option<Watcher>>,
+    pages: PageSize,
     strategy: Strategy,
     /// Whether the file has to be removed by the last to leave.
     named: bool,
@@ -88,7 +89,7 @@ pub struct Stats {
     pub committed: u64,
     /// Bytes of blocks that somebody holds.
     pub live: u64,
-    /// Bytes that were taken and hold no block: kept for the next allocation.
+    /// Bytes that were taken and hold neither a block nor leases: kept for the next allocation.
     pub cached: u64,
     /// Blocks that somebody holds: tensors, messages, queues.
     pub blocks: u64,
@@ -237,7 +238,9 @@ impl Arena {
             me,
             id,
             leases: Leases::new(me),
-            heap: Heap::new(me),
+            heap: Heap::new(&segment, me),
+            pages: segment
+                .use_huge_pages(segment.word(header::HUGE_PAGES).load(Ordering::Relaxed) == 1),
             locks,
             watcher: OnceLock::new(),
             reaping: Mutex::new(()),
@@ -286,7 +289,9 @@ impl Arena {
             capacity: self.segment().capacity(),
             committed: usage.committed,
             live: usage.live,
-            cached: usage.committed.saturating_sub(usage.live),
+            cached: usage
+                .committed
+                .saturating_sub(usage.live.saturating_add(usage.leases)),
             blocks: usage.blocks,
             participants: self.participants(),
         }
@@ -300,6 +305,13 @@ impl Arena {
             return 0;
         }
         self.heap().trim(self.segment())
+    }
+
+    /// What the arena's memory consists of in this process, and why it is not huge pages if those were asked for
+    /// ([`Builder::huge_pages`]).
+    #[must_use]
+    pub fn page_size(&self) -> &PageSize {
+        &self.0.pages
     }
 
     /// Participants that are alive.
@@ -377,6 +389,20 @@ impl Arena {
         }
     }
 
+    /// As [`bury_the_dead`](Self::bury_the_dead), but takes whoever has the pid of a participant for that participant, so
+    /// that it costs little among many. One whose pid was given to another process is left to a closer look: that of
+    /// whoever waits, lacks memory or watches.
+    pub(crate) fn bury_the_missing(&self) {
+        for row in rows(self.segment()) {
+            if !reap::somebody_has_its_pid(row)
+                && let Some((owner, _, verdict)) = reap::verdict(self, row)
+                && verdict == Verdict::Dead
+            {
+                self.bury_for_certain(owner);
+            }
+        }
+    }
+
     /// Starts the thread that notices deaths at once, if it does not run yet.
     pub fn watch(&self) {
         self.0.watcher.get_or_init(|| Watcher::start(self));
@@ -394,7 +420,11 @@ impl Arena {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    pub(crate) fn check_not_forked(&self, doing: &str) -> Result<()> {
+    /// Fails in a process that was made by a bare fork, which is no participant.
+    ///
+    /// # Errors
+    /// `AfterFork`, naming what was being done.
+    pub fn check_not_forked(&self, doing: &str) -> Result<()> {
         if !self.is_forked() {
             return Ok(());
         }
@@ -458,6 +488,7 @@ impl Drop for Inner {
         }
         // No handle of ours is left (each keeps the arena), so there is nothing to drop but chunks and the row.
         crate::heap::bury_chunks(&self.segment, self.me);
+        crate::heap::give_back_inherited(&self.segment, self.me);
         table::leave(&self.segment, self.me);
         if self.named {
             // After the row is free: either whoever comes finds the name gone, or we find them in their row.

@@ -87,6 +87,15 @@ impl State {
     }
 }
 
+/// What one process knows of the chunks in use, so that it need not look at all of them for each claim.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    /// The number of freed chunks at that time.
+    freed: u64,
+    /// No chunk before this one was free then.
+    taken: u64,
+}
+
 /// The chunk table of an arena, seen by one participant.
 #[derive(Clone, Copy)]
 pub(crate) struct Chunks<'a> {
@@ -152,26 +161,42 @@ impl<'a> Chunks<'a> {
     /// Changes a chunk's state from exactly `from` to `to`.
     pub(crate) fn change(&self, chunk: u64, from: State, to: State) -> bool {
         // AcqRel: what the previous owner wrote into the descriptor is seen by the next one.
-        self.word(chunk, descriptor::STATE)
+        let changed = self
+            .word(chunk, descriptor::STATE)
             .compare_exchange(
                 from.to_word(),
                 to.to_word(),
                 Ordering::AcqRel,
                 Ordering::Relaxed,
             )
-            .is_ok()
+            .is_ok();
+        match to {
+            State::Free if changed => self.tell(header::FREED),
+            State::Orphan(_) if changed => self.tell(header::ORPHANED),
+            _ => {}
+        }
+        changed
+    }
+
+    /// Says that there are new free chunks, or orphans, after they are there. Whoever is killed before it gets here is
+    /// reaped, and burying says both anew.
+    pub(crate) fn tell(&self, what: u64) {
+        // Release: who reads the new number (acquire) sees the chunks as they are now.
+        self.segment.word(what).fetch_add(1, Ordering::Release);
     }
 
     /// Claims `count` chunks in a row for `me`, all in [`Use::Nothing`].
-    pub(crate) fn claim(&self, me: Owner, count: u64) -> Result<u64> {
-        if let Some(first) = self.claim_below_high(me, count) {
+    pub(crate) fn claim(&self, me: Owner, count: u64, seen: &mut Seen) -> Result<u64> {
+        if let Some(first) = self.claim_below_high(me, count, seen) {
             return Ok(first);
         }
         loop {
             let high = self.high();
             let total = layout::chunk_count(self.segment.capacity());
             if count > total - high {
-                return self.claim_below_high(me, count).ok_or_else(|| {
+                // Whatever was seen: before it fails, each chunk is looked at.
+                *seen = Seen::default();
+                return self.claim_below_high(me, count, seen).ok_or_else(|| {
                     Error::capacity(
                         count.saturating_mul(CHUNK),
                         self.segment.capacity(),
@@ -193,19 +218,31 @@ impl<'a> Chunks<'a> {
     }
 
     /// Claims `count` free chunks in a row among those that were in use before.
-    fn claim_below_high(&self, me: Owner, count: u64) -> Option<u64> {
+    fn claim_below_high(&self, me: Owner, count: u64, seen: &mut Seen) -> Option<u64> {
+        // Before the first look: a chunk that becomes free after we passed it changes the number.
+        let freed = self.segment.word(header::FREED).load(Ordering::Acquire);
+        if seen.freed != freed {
+            *seen = Seen { freed, taken: 0 };
+        }
         let high = self.high();
-        let mut run = 0;
-        for chunk in 0..high {
-            run = if self.state(chunk) == State::Free {
-                run + 1
-            } else {
-                0
-            };
-            if run == count && self.claim_exactly(me, chunk + 1 - count, count) {
-                return Some(chunk + 1 - count);
+        let (mut run, mut first_free) = (0, None);
+        for chunk in seen.taken..high {
+            if self.state(chunk) != State::Free {
+                run = 0;
+                continue;
+            }
+            run += 1;
+            first_free.get_or_insert(chunk);
+            let first = chunk + 1 - count.min(chunk + 1);
+            if run == count && self.claim_exactly(me, first, count) {
+                seen.taken = match first_free {
+                    Some(free) if free < first => free,
+                    _ => first + count,
+                };
+                return Some(first);
             }
         }
+        seen.taken = first_free.unwrap_or(high).max(seen.taken);
         None
     }
 
@@ -246,6 +283,11 @@ impl<'a> Chunks<'a> {
         }
     }
 
+    /// What memory in chunks is taken and given back by: a page, or a huge one where the file consists of those.
+    pub(crate) fn page(&self) -> u64 {
+        self.segment.page().min(CHUNK)
+    }
+
     /// Commits a chunk's (or a run's) first `bytes`; only its owner calls this.
     pub(crate) fn commit(&self, chunk: u64, bytes: u64) -> Result<()> {
         let mark = self.word(chunk, descriptor::COMMITTED);
@@ -253,7 +295,7 @@ impl<'a> Chunks<'a> {
         if bytes <= committed {
             return Ok(());
         }
-        let wanted = bytes.next_multiple_of(PAGE);
+        let wanted = bytes.next_multiple_of(self.page());
         self.segment
             .commit(self.offset(chunk) + committed, wanted - committed)?;
         self.segment

@@ -104,6 +104,8 @@ pub enum ErrorKind {
     },
     /// A shape, stride, index or view does not fit.
     Shape,
+    /// The message holds the very queue that it was to be put into, and so would keep it for ever.
+    Cycle,
     /// A value could not be put into a message.
     Encode,
     /// A message could not be turned into a value.

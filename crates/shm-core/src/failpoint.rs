@@ -42,12 +42,14 @@ mod armed {
     pub const LABELS: &[&str] = &[
         "attach.entered",
         "attach.opened",
+        "barrier.arrived",
         "block.alloc.recorded",
         "block.alloc.counted",
         "block.drop.recorded",
         "block.drop.uncounted",
         "block.drop.cleared",
         "chunk.claim.one",
+        "chunk.pressure.unanswered",
         "chunk.run.unformatted",
         "chunk.slab.unformatted",
         "chunk.trim.unmarked",
@@ -63,6 +65,8 @@ mod armed {
         "line.acquire.claimed",
         "line.acquire.counted",
         "line.acquire.recorded",
+        "mutex.locked",
+        "mutex.unlocked",
         "named.alone",
         "named.hidden",
         "named.left",
@@ -82,9 +86,14 @@ mod armed {
         "reap.returned",
         "reap.settled",
         "row.joining",
+        "rwlock.claimed",
+        "rwlock.reading",
+        "rwlock.writing",
+        "semaphore.acquired",
         "slot.borrowed",
         "slot.loaned",
         "slot.released",
+        "task.counted",
     ];
 
     #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@ use crate::layout::{LINE, counted};
 use crate::lease::Kind;
 use crate::line::{self, Counted, Mode, Tag};
 use crate::object;
+use crate::prefetch::prefetch;
 use crate::steps;
 
 /// One reference of this process to a counted line.
@@ -30,10 +31,12 @@ impl Held {
         arena.check_not_forked("allocating a block")?;
         let leases = arena.leases();
         let lease = leases.reserve(arena.segment())?;
-        match arena
-            .heap()
-            .allocate(arena.segment(), leases, lease, bytes, mode)
-        {
+        let allocate = || {
+            arena
+                .heap()
+                .allocate(arena.segment(), leases, lease, bytes, mode)
+        };
+        match allocate().or_else(|error| after_asking_others(arena, error, allocate)) {
             Ok(block) => Ok(Self::adopt(arena, lease, block.line, block.generation)),
             Err(error) => {
                 leases.put_back(lease);
@@ -170,6 +173,36 @@ impl Held {
     }
 }
 
+/// Tries again what failed for lack of memory: once the dead are buried, and each time another process has given back
+/// what it kept. Answers the last error.
+#[cold]
+fn after_asking_others<T>(
+    arena: &Arena,
+    mut error: Error,
+    mut again: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let for_room = |error: &Error| match error.kind() {
+        ErrorKind::OutOfRoom(_) => true,
+        // More than all there is: nobody can help.
+        ErrorKind::CapacityExhausted { asked, capacity } => asked <= capacity,
+        _ => false,
+    };
+    if !for_room(&error) || arena.participants() < 2 {
+        return Err(error);
+    }
+    arena.bury_the_dead();
+    let mut request = heap::Request::send(arena);
+    loop {
+        match again() {
+            Err(another) if for_room(&another) => error = another,
+            outcome => return outcome,
+        }
+        if !request.as_mut().is_some_and(heap::Request::wait) {
+            return Err(error);
+        }
+    }
+}
+
 impl Clone for Held {
     fn clone(&self) -> Self {
         if self.armed {
@@ -195,6 +228,11 @@ impl Drop for Held {
         if !self.armed || self.arena.is_forked() {
             return;
         }
+        // All that the last one touches.
+        let (segment, leases) = (self.arena.segment(), self.arena.leases());
+        prefetch(leases.local(self.lease));
+        heap::prefetch_block(segment, self.line);
+        prefetch(leases.entry(segment, self.lease).state);
         // Release, then acquire by the last: as in `Arc`, all uses of the thing come before its release.
         if self
             .arena
@@ -295,7 +333,10 @@ pub(crate) fn after_free(arena: &Arena, line: u64, meta: u64) {
     if let Some(tag @ (Tag::End | Tag::Slot)) = Tag::from_meta(meta) {
         object::notify_changed(arena, Tag::object_of(meta), tag);
     } else if heap::owner_of_line(segment, line) == Some(arena.me()) {
-        arena.heap().freed_here(segment, line);
+        if arena.heap().freed_here(segment, line) && arena.participants() > 1 {
+            // To notice it while this process does something else.
+            arena.watch();
+        }
     } else {
         heap::hint_after_free(segment, line);
     }

@@ -50,6 +50,16 @@ pub(crate) mod header {
     pub(crate) const DESCRIPTORS_HIGH: u64 = 136;
     /// Bytes committed by this arena so far (chunks only).
     pub(crate) const COMMITTED: u64 = 144;
+    /// Grows each time a participant lacks memory and asks the others to give back what they keep.
+    pub(crate) const PRESSURE: u64 = 192;
+    /// Bytes of free memory that a participant keeps at most, plus 1; 0 without a limit. Set when the arena is made.
+    pub(crate) const CACHE_LIMIT: u64 = 200;
+    /// 1 when huge pages were asked for as the arena was made.
+    pub(crate) const HUGE_PAGES: u64 = 208;
+    /// Grows after chunks became free; who found none looks again only then.
+    pub(crate) const FREED: u64 = 256;
+    /// Grows after chunks became orphans.
+    pub(crate) const ORPHANED: u64 = 264;
 }
 
 // ----------------------------------------------------------------------------------- participant rows
@@ -78,6 +88,8 @@ pub(crate) mod row {
     pub(crate) const JOINED: u64 = 40;
     /// `epoch + 1` of the participant that is about to end and needs the arena's name no longer, or less.
     pub(crate) const LEAVING: u64 = 48;
+    /// The last request of [`super::header::PRESSURE`] that the participant has answered.
+    pub(crate) const TRIMMED: u64 = 56;
     /// Where the participant's lease chunks are: chunk number + 1, or 0.
     pub(crate) const DIRECTORY: u64 = 64;
     /// Words in the directory.

@@ -23,12 +23,13 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 
 use crate::cells::Owner;
-use crate::chunk::{Chunks, State, Use};
+use crate::chunk::{Chunks, Seen, State, Use};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{
     CHUNK, LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, descriptor, row,
 };
 use crate::participant::table::Row;
+use crate::prefetch::prefetch;
 use crate::segment::Segment;
 use crate::sync::Atomic64;
 
@@ -242,6 +243,7 @@ struct Pool {
     free: Vec<u32>,
     high: u64,
     committed: u64,
+    seen: Seen,
 }
 
 impl Leases {
@@ -252,6 +254,7 @@ impl Leases {
                 free: Vec::new(),
                 high: 0,
                 committed: 0,
+                seen: Seen::default(),
             }),
             chunks: [const { AtomicU64::new(0) }; row::DIRECTORY_WORDS as usize],
             locals: [const { OnceLock::new() }; row::DIRECTORY_WORDS as usize],
@@ -262,6 +265,10 @@ impl Leases {
     pub(crate) fn reserve(&self, segment: &Segment) -> Result<u32> {
         let mut pool = self.pool.lock();
         if let Some(index) = pool.free.pop() {
+            if let Some(&next) = pool.free.last() {
+                prefetch(self.local(next));
+                prefetch(self.entry(segment, next).state);
+            }
             return Ok(index);
         }
         if pool.high == pool.committed {
@@ -294,7 +301,7 @@ impl Leases {
         }
         let within = pool.committed % LEASES_PER_CHUNK;
         if within == 0 {
-            let chunk = chunks.claim(self.me, 1)?;
+            let chunk = chunks.claim(self.me, 1, &mut pool.seen)?;
             let formatted = chunks.commit(chunk, LEASES_STEP * LEASE);
             if let Err(error) = formatted {
                 chunks.change(chunk, State::Owned(self.me, Use::Nothing), State::Free);

@@ -49,8 +49,12 @@ pub mod message;
 pub mod names;
 pub mod object;
 pub mod participant;
+pub mod permits;
+mod prefetch;
+pub mod readers;
 mod reap;
 pub mod room;
+pub mod rounds;
 #[cfg(feature = "safetensors")]
 pub mod safetensors;
 pub mod segment;
@@ -72,6 +76,7 @@ mod tests;
 
 pub use arena::Arena;
 pub use error::{Error, ErrorKind, Result};
+pub use segment::{HugePages, PageSize};
 pub use strategy::{Strategy, all_sharing_strategies, set_sharing_strategy, sharing_strategy};
 pub use tensor::{
     AliasedTensor, AtomicElement, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements,

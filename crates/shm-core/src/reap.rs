@@ -62,6 +62,13 @@ pub(crate) fn verdict_of(
     liveness::is_dead(state.pid, start_time, namespace, locked)
 }
 
+/// Whether a process that runs has the pid in this row, be it the participant or not. `false` also where that can't be told.
+pub(crate) fn somebody_has_its_pid(row: Row<'_>) -> bool {
+    row.occupant().is_some_and(|(_, state)| {
+        state.life == Life::Alive && is_of_our_namespace(row) && liveness::runs(state.pid)
+    })
+}
+
 /// Whether the pid in this row is one that we see.
 pub(crate) fn is_of_our_namespace(row: Row<'_>) -> bool {
     liveness::own_namespace() == Some(row.word(row::PID_NAMESPACE).load(Ordering::Acquire))
@@ -94,6 +101,7 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     }
     crate::failpoint!("reap.dropped");
     heap::bury_chunks(arena.segment(), dead);
+    heap::give_back_inherited(arena.segment(), arena.me());
     crate::failpoint!("reap.returned");
     // The row comes last: until now a killed reaper's successor finds it.
     row.change(state, RowState::free(dead.epoch));

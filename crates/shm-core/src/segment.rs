@@ -8,7 +8,7 @@ use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -19,8 +19,11 @@ use crate::room::{self, Limits};
 use crate::strategy::{Backing, SharingStrategy, file_size_limit};
 
 mod fork_page;
+mod pages;
 
 pub use fork_page::ForkPage;
+pub(crate) use pages::demand as demand_huge_pages;
+pub use pages::{HugePages, PageSize};
 
 /// Capacities are whole multiples of this: the size of a huge page, and of what larger parts of the arena are made of.
 pub const GRANULE: u64 = 2 << 20;
@@ -84,6 +87,10 @@ pub struct Segment {
     fork_page: ForkPage,
     limits: Arc<dyn Limits>,
     wanted: u64,
+    /// What the file consists of.
+    page: u64,
+    /// Whether memory is taken through the mapping first, since only there the system was asked for huge pages.
+    advised: AtomicBool,
 }
 
 impl Segment {
@@ -109,11 +116,13 @@ impl Segment {
         }
         let fork_page = ForkPage::new()?;
         Ok(Self {
+            page: pages::of_file(&backing),
             backing,
             map,
             fork_page,
             limits,
             wanted: capacity.wanted,
+            advised: AtomicBool::new(false),
         })
     }
 
@@ -144,11 +153,13 @@ impl Segment {
         let map = map_whole(&backing, size).map_err(|errno| refusal(errno, size))?;
         let fork_page = ForkPage::new()?;
         Ok(Self {
+            page: pages::of_file(&backing),
             backing,
             map,
             fork_page,
             limits,
             wanted: size,
+            advised: AtomicBool::new(false),
         })
     }
 
@@ -197,7 +208,10 @@ impl Segment {
         while at < end {
             // Asked before every step, for all that is still to come: other programs take memory meanwhile.
             let step = longest.min(end - at);
-            let outcome = room::ensure(&*self.limits, end - at, self.as_fd())
+            // A file of huge pages gives whole ones.
+            let asked = (end - at).next_multiple_of(self.page);
+            let outcome = room::ensure(&*self.limits, asked, self.as_fd())
+                .inspect(|()| self.take_huge(at, step))
                 .and_then(|()| self.take_step(at, step, len, &mut longest));
             match outcome {
                 Ok(taken) => at += taken,

@@ -158,3 +158,83 @@ impl Drop for Held {
         let _ = self.child.wait();
     }
 }
+
+const TMPFS: &str = "SHM_CORE_TEST_TMPFS";
+
+/// Runs a child where a tmpfs of that size is mounted, for nobody else to see; or says why that can't be.
+pub(crate) fn in_tmpfs(child: &Command, mebibytes: u64) -> Result<Output, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let mount = format!(
+        r#"mount -t tmpfs -o size={mebibytes}m,mode=700 none "${TMPFS}" || exit 99; exec "$0" "$@""#
+    );
+    let mut isolated = Command::new("unshare");
+    isolated.args(["-m", "--propagation", "private", "sh", "-c", &mount]);
+    isolated
+        .arg(child.get_program())
+        .args(child.get_args())
+        .env(TMPFS, directory.path());
+    isolated.envs(
+        child
+            .get_envs()
+            .filter_map(|(key, value)| Some((key, value?))),
+    );
+    match Command::new("unshare").args(["-m", "true"]).output() {
+        Ok(able) if able.status.success() => {}
+        other => return Err(format!("no mount namespace can be made here: {other:?}")),
+    }
+    let output = output(&mut isolated);
+    if output.status.code() == Some(99) {
+        let reason = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("no tmpfs can be mounted here: {reason}"));
+    }
+    Ok(output)
+}
+
+/// In the child: where that tmpfs is.
+pub(crate) fn tmpfs() -> std::path::PathBuf {
+    std::env::var_os(TMPFS).unwrap().into()
+}
+
+/// A memory cgroup of our own, below the one this process is in.
+pub(crate) struct Cgroup(std::path::PathBuf);
+
+const CGROUP: &str = "SHM_CORE_TEST_CGROUP";
+
+impl Cgroup {
+    pub(crate) fn new(limit: u64) -> Result<Self, String> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let root = std::path::Path::new("/sys/fs/cgroup");
+        let v1 = root.join("memory/memory.limit_in_bytes").exists();
+        let (parent, file) = if v1 {
+            (root.join("memory"), "memory.limit_in_bytes")
+        } else {
+            (root.to_owned(), "memory.max")
+        };
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let directory = parent.join(format!("shm-core-test-{}-{number}", std::process::id()));
+        std::fs::create_dir(&directory)
+            .map_err(|error| format!("{}: {error}", directory.display()))?;
+        let this = Self(directory);
+        std::fs::write(this.0.join(file), limit.to_string())
+            .map_err(|error| format!("{file} in {}: {error}", this.0.display()))?;
+        Ok(this)
+    }
+
+    /// Tells a child where it is.
+    pub(crate) fn lend<'a>(&self, child: &'a mut Command) -> &'a mut Command {
+        child.env(CGROUP, &self.0)
+    }
+
+    /// In the child: moves into it, and says where it is.
+    pub(crate) fn enter() -> std::path::PathBuf {
+        let place = std::path::PathBuf::from(std::env::var_os(CGROUP).unwrap());
+        std::fs::write(place.join("cgroup.procs"), "0").unwrap();
+        place
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}

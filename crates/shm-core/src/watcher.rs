@@ -1,7 +1,7 @@
 //! One thread per process and arena that notices the death of other participants and reaps them.
 //!
 //! It polls a pidfd for every row it can see, which works for processes that are no children of ours, and looks
-//! for new rows twice a second. Where no pidfd is to be had (a low descriptor limit, another pid namespace) the
+//! for new rows, and whether somebody lacks memory, twice a second. Where no pidfd is to be had (a low descriptor limit, another pid namespace) the
 //! same look finds the dead. It holds the arena weakly, so it never keeps one alive.
 
 use std::collections::HashMap;
@@ -61,6 +61,7 @@ fn watch(inner: &Weak<Inner>, stop: &OwnedFd) {
             let Some(inner) = inner.upgrade() else { return };
             let arena = Arena(inner);
             look(&arena, &mut pidfds);
+            arena.heap().answer(arena.segment());
             // Dropping what may be the last reference here would join nothing: the watcher only gets a signal.
         }
         let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(stop, PollFlags::IN)];

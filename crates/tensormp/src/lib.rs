@@ -34,7 +34,7 @@
 //! |---|---|
 //! | `shm_core` | the arena, tensors in it, the processes that take part |
 //! | `spawn` | functions run in other processes, supervised, their errors brought home |
-//! | `mp_queue` | queues, lanes, events, barriers |
+//! | `mp_queue` | queues, lanes, locks, semaphores, events, barriers |
 //! | `pipeline` | rings of slots, stages of replicated processes: [`pipeline::Pipeline`] |
 //! | `cuda_ipc` | whether there is a CUDA device; not re-exported |
 //!
@@ -51,7 +51,8 @@ pub use ::spawn as spawn_api;
 pub use ::spawn::{Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, spawn};
 pub use error::{Error, Result};
 pub use mp_queue::{
-    self, Barrier, Event, LaneReceiver, LaneSender, PutError, Queue, Receiver, Sender, pair,
+    self, Barrier, BoundedSemaphore, Condvar, Event, JoinableQueue, LaneReceiver, LaneSender,
+    Mutex, PutError, Queue, RLock, Receiver, RwLock, Semaphore, Sender, SimpleQueue, pair,
 };
 pub use pipeline;
 #[cfg(feature = "dlpack")]
@@ -59,16 +60,18 @@ pub use shm_core::dlpack;
 #[cfg(feature = "safetensors")]
 pub use shm_core::safetensors;
 pub use shm_core::{
-    self, AliasedTensor, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Shape,
-    SharedTensor, Strategy, Tensor, all_sharing_strategies, bf16, f16, set_sharing_strategy,
-    sharing_strategy,
+    self, AliasedTensor, Arena, Bool, Complex64, Complex128, Dtype, DynTensor, Element, HugePages,
+    PageSize, Shape, SharedTensor, Strategy, Tensor, all_sharing_strategies, bf16, f16,
+    set_sharing_strategy, sharing_strategy,
 };
 
 /// What most programs need: `use tensormp::prelude::*;`
+///
+/// Not the locks that std has by the same names: `use tensormp::Mutex;` says which one is meant.
 pub mod prelude {
     pub use crate::{
-        AliasedTensor, Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group, LaneReceiver,
-        LaneSender, Process, Queue, Receiver, Sender, Shape, SharedTensor, SpawnContext, Stdin,
-        Tensor, bf16, f16, pair, spawn,
+        AliasedTensor, Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group,
+        JoinableQueue, LaneReceiver, LaneSender, Process, Queue, Receiver, Semaphore, Sender,
+        Shape, SharedTensor, SpawnContext, Stdin, Tensor, bf16, f16, pair, spawn,
     };
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use tensormp::mp_queue;
 use tensormp::prelude::*;
 use tensormp::shm_core::ErrorKind as ArenaErrorKind;
+use tensormp::shm_core::object::{Array, Object, ObjectKind};
 
 pub(crate) const TESTS: &[Test] = &tests![
     trying_an_empty_queue_says_empty,
@@ -20,6 +21,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_value_that_cannot_be_written_comes_back,
     a_message_of_another_type_is_an_error_for_that_message_only,
     an_exclusive_tensor_goes_to_one_process_only,
+    a_queue_is_not_put_into_itself,
+    a_handle_of_another_thing_says_what_was_wrong,
     a_queue_without_room_is_refused,
 ];
 
@@ -225,6 +228,52 @@ fn an_exclusive_tensor_goes_to_one_process_only() {
     let (sender, _receiver) = pair(1).unwrap();
     let error = spawn(lane, sender, 2).unwrap_err();
     assert!(error.to_string().contains("2 processes"), "{error}");
+}
+
+/// A queue of its own kind.
+#[derive(Debug, Serialize, Deserialize)]
+struct Nested(Option<Queue<Nested>>);
+
+fn a_queue_is_not_put_into_itself() {
+    let queue = Queue::bounded(2).unwrap();
+    let value = Nested(Some(queue.clone()));
+    let back = refused(queue.put(value), ErrorKind::Arena(ArenaErrorKind::Cycle));
+    // It came back whole, and another one may carry it.
+    let other = Queue::bounded(1).unwrap();
+    other.put(back.unwrap()).unwrap();
+    drop(queue);
+    let queue = other.get().unwrap().0.unwrap();
+    queue.put(Nested(None)).unwrap();
+    assert!(queue.get().unwrap().0.is_none());
+}
+
+fn a_handle_of_another_thing_says_what_was_wrong() {
+    #[track_caller]
+    fn opened_as<T: for<'de> Deserialize<'de>>(value: &impl Serialize, wanted: &[&str]) {
+        let arena = Arena::current().unwrap();
+        arena.republish("thing", value).unwrap();
+        let Err(error) = arena.open::<T>("thing") else {
+            panic!("opened as another thing");
+        };
+        let text = error.to_string();
+        assert!(wanted.iter().all(|part| text.contains(part)), "{text}");
+    }
+    let barrier = Barrier::new(2).unwrap();
+    opened_as::<Event>(&barrier, &["is barrier", "be event"]);
+    let event = Event::new().unwrap();
+    opened_as::<Barrier>(&event, &["is event", "be barrier"]);
+    // The end of one queue beside another.
+    let [one, other] = [(); 2].map(|()| {
+        let arrays = [Array::Cells { capacity: 1 }, Array::None];
+        let arena = Arena::current().unwrap();
+        Object::create(&arena, ObjectKind::Queue, arrays, 0).unwrap()
+    });
+    let mixed = (one.end(0).unwrap(), other.clone());
+    opened_as::<Sender<u8>>(&mixed, &["arrived with another", "refusals.rs:"]);
+    // And an end of what is no queue at all.
+    let end = one.end(0).unwrap();
+    opened_as::<Sender<u8>>(&(end, event), &["is event", "be queue"]);
+    Arena::current().unwrap().unpublish("thing").unwrap();
 }
 
 fn a_queue_without_room_is_refused() {

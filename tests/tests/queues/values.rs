@@ -343,15 +343,4 @@ fn a_queue_goes_through_a_queue() {
     }
     drop(sender);
     context.join().unwrap();
-
-    // A queue may even carry itself.
-    #[derive(Serialize, Deserialize)]
-    struct Itself(Option<Queue<Itself>>);
-    let queue = Queue::bounded(2).unwrap();
-    queue.put(Itself(None)).unwrap();
-    queue.put(Itself(Some(queue.clone()))).unwrap();
-    assert!(queue.get().unwrap().0.is_none());
-    let again = queue.get().unwrap().0.unwrap();
-    again.put(Itself(None)).unwrap();
-    assert!(queue.get().unwrap().0.is_none());
 }

@@ -3,7 +3,11 @@
 use pipeline::Topology;
 use spawn::StartMethod;
 
+use super::attach::{Attach, Map};
+use super::blocks::{Act, Blocks, Local};
+use super::filling::Filling;
 use super::floor::{CacheLine, FutexWake};
+use super::many::{Idle, Many};
 use super::memory::{FirstTouch, Memcpy};
 use super::payload::{LARGE, SIZES};
 use super::queue::{Kind, Queued};
@@ -22,6 +26,8 @@ pub(crate) enum Suite {
     Queue,
     /// Starting a process, running a function in it, and waiting for it.
     Spawn,
+    /// Tensors made, filled, cloned, sent and dropped, and an arena joined.
+    Memory,
 }
 
 /// A subject and the floor that fits it; none: the subject itself.
@@ -32,7 +38,13 @@ pub(crate) struct Case {
 
 impl Suite {
     pub(crate) fn all() -> Vec<Suite> {
-        vec![Suite::Floor, Suite::Handoff, Suite::Queue, Suite::Spawn]
+        vec![
+            Suite::Floor,
+            Suite::Handoff,
+            Suite::Queue,
+            Suite::Memory,
+            Suite::Spawn,
+        ]
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -41,6 +53,7 @@ impl Suite {
             Suite::Handoff => "handoff",
             Suite::Queue => "queue",
             Suite::Spawn => "spawn",
+            Suite::Memory => "memory",
         }
     }
 
@@ -62,10 +75,8 @@ impl Suite {
                     .collect()
             }
             Suite::Handoff => handoff(),
-            Suite::Queue => [Kind::Queue, Kind::Pair]
-                .into_iter()
-                .map(|kind| Case::busy(Queued { kind, size: LARGE }))
-                .collect(),
+            Suite::Memory => memory(),
+            Suite::Queue => queue(),
             Suite::Spawn => starts(),
         }
     }
@@ -125,6 +136,77 @@ fn starts() -> Vec<Case> {
     cases
 }
 
+fn queue() -> Vec<Case> {
+    let [small, _, _] = SIZES;
+    let sizes = [None, Some(small), Some(LARGE)];
+    let queued = |kind, parked, size| Queued { kind, parked, size };
+    let mut cases = Vec::new();
+    for kind in [Kind::Pair, Kind::Queue] {
+        cases.extend(sizes.map(|size| Case::busy(queued(kind, false, size))));
+        cases.extend(sizes.map(|size| Case::parked(queued(kind, true, size))));
+    }
+    for (producers, consumers) in [(4, 4), (1, 4)] {
+        cases.push(Case::busy(Many {
+            producers,
+            consumers,
+            size: small,
+        }));
+    }
+    cases.push(Case {
+        subject: Box::new(Idle),
+        floor: None,
+    });
+    cases
+}
+
+/// So many live blocks; of those that grow, the first is the floor of the others.
+const LIVE: [usize; 3] = [1, 1000, 1_000_000];
+/// Processes that have joined beside the two of the benchmark.
+const OTHERS: [usize; 2] = [6, 62];
+
+fn memory() -> Vec<Case> {
+    let against = |subject: Box<dyn Subject>, floor: Box<dyn Subject>| Case {
+        subject,
+        floor: Some(floor),
+    };
+    let mut cases = vec![
+        against(Box::new(Filling::Recycled), Box::new(Memcpy)),
+        against(Box::new(Filling::Fresh), Box::new(Filling::Malloc)),
+    ];
+    let blocks = |act, live, others| Box::new(Blocks { act, live, others });
+    for (act, floor) in [
+        (Act::Alloc, Some(Local::Malloc)),
+        (Act::Drop, Some(Local::Free)),
+        (Act::Clone, Some(Local::Arc)),
+        (Act::Send, None),
+    ] {
+        cases.push(Case {
+            subject: blocks(act, LIVE[0], 0),
+            floor: floor.map(|floor| Box::new(floor) as Box<dyn Subject>),
+        });
+        for live in &LIVE[1..] {
+            cases.push(against(blocks(act, *live, 0), blocks(act, LIVE[0], 0)));
+        }
+    }
+    for act in [Act::AllocCold, Act::DropCold] {
+        let live = LIVE[2];
+        cases.push(against(blocks(act, live, 0), blocks(act, LIVE[1], 0)));
+    }
+    let attach = |named, gib, others| Box::new(Attach { named, gib, others });
+    for named in [true, false] {
+        cases.push(against(attach(named, 1, 0), Box::new(Map)));
+        cases.push(against(attach(named, 64, 0), attach(named, 1, 0)));
+    }
+    for others in OTHERS {
+        cases.push(against(attach(true, 1, others), attach(true, 1, 0)));
+        for act in [Act::Alloc, Act::Drop, Act::Send] {
+            let live = LIVE[0];
+            cases.push(against(blocks(act, live, others), blocks(act, live, 0)));
+        }
+    }
+    cases
+}
+
 /// The subject or floor of that name.
 pub(crate) fn find(name: &str) -> Option<Box<dyn Subject>> {
     let cases = Suite::all().into_iter().flat_map(Suite::cases);
@@ -161,6 +243,17 @@ mod tests {
             "spawn",
             "forkserver 8GiB",
             "procspawn",
+            "pair busy handle",
+            "1:1 busy handle",
+            "1:1 busy 12MB",
+            "1:1 parked handle",
+            "4:4 busy 4KiB",
+            "recycled 12MB",
+            "fresh 12MB",
+            "alloc 4KiB at 1",
+            "alloc 4KiB at 1000000",
+            "drop 4KiB at 1 among 64",
+            "attach 64GiB",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

@@ -87,6 +87,14 @@ pub(crate) fn pin_to(cpu: usize) -> Result<()> {
         .map_err(|error| format!("cannot pin to CPU {cpu}: {error}").into())
 }
 
+/// Bytes of memory that may be taken; everything where the system doesn't say.
+pub(crate) fn room() -> u64 {
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = field(&memory, "MemAvailable");
+    let number = free.split(' ').next().and_then(|kib| kib.parse().ok());
+    number.map_or(u64::MAX, |kib: u64| kib.saturating_mul(1024))
+}
+
 /// What one has to know about the machine to read the numbers, as a Markdown list.
 pub(crate) fn notes(pins: Pins) -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -116,7 +116,7 @@ impl End for Toucher {
 }
 
 /// The other side of what one process does alone.
-struct Idle;
+pub(crate) struct Idle;
 
 impl End for Idle {
     fn run(&mut self, _samples: usize) -> Result<Vec<u64>> {

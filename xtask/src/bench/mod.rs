@@ -1,18 +1,24 @@
 //! Measure hand-overs between two real processes, against the floor of this machine.
 //!
 //! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
-//! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue) and `spawn` (starting a process, by
-//! each method and by another crate, against running this program again). Floor and subject alternate in short batches, and a ratio is the median
+//! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue), `memory` (making, filling, cloning,
+//! sending and dropping tensors, and joining an arena) and `spawn` (starting a process, by each method and by another crate,
+//! against running this program again). Floor and subject alternate in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
 mod arena;
+mod attach;
+mod blocks;
 mod catalogue;
 mod clock;
 mod control;
+mod crowd;
 mod end;
+mod filling;
 mod floor;
 mod harness;
 mod machine;
+mod many;
 mod mapping;
 mod memory;
 mod pair;
@@ -25,6 +31,7 @@ mod stats;
 mod stream;
 mod subject;
 
+pub(crate) use crowd::{Args as MemberArgs, member as run_member};
 pub(crate) use end::{Args as EndArgs, run as run_end};
 
 use std::process::Command;
@@ -84,6 +91,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                     "left out {}: {}: {reason}",
                     suite.name(),
                     case.subject.name()
+                );
+                continue;
+            }
+            let (needed, free) = (case.subject.room(), machine::room());
+            if needed > free / 4 * 3 {
+                eprintln!(
+                    "left out {}: {}: it needs {} MiB, and of {} MiB that are free a quarter is left to others",
+                    suite.name(),
+                    case.subject.name(),
+                    needed >> 20,
+                    free >> 20
                 );
                 continue;
             }

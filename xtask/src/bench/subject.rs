@@ -62,6 +62,11 @@ pub(crate) trait Subject {
     fn prepare(&self) -> std::result::Result<(), String> {
         Ok(())
     }
+
+    /// Bytes of memory that it needs; the case is left out where there is less.
+    fn room(&self) -> u64 {
+        0
+    }
     fn connect(&self) -> Result<Connection>;
     fn open(&self, side: Side, link: Link) -> Result<Box<dyn End>>;
 }

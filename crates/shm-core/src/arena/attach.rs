@@ -62,7 +62,7 @@ impl Arena {
             drop(gate);
             if there {
                 // Those that were killed while nobody was there to see it.
-                arena.bury_the_dead();
+                arena.bury_the_missing();
                 return Ok(arena);
             }
             // The last one there removed it while we came in. Perhaps there is a new one by now.

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{self, PAGE, header};
 use crate::participant::table;
 use crate::room::{Limits, SystemLimits};
-use crate::segment::{Capacity, Segment};
+use crate::segment::{Capacity, HugePages, Segment, demand_huge_pages};
 use crate::shape::FINGERPRINT;
 use crate::strategy::{self, FileSystem, Place, Strategy};
 
@@ -21,6 +21,9 @@ pub struct Builder {
     limits: Arc<dyn Limits>,
     strategy: Option<Strategy>,
     place: Place,
+    cache_limit: Option<u64>,
+    prefault: u64,
+    huge_pages: HugePages,
 }
 
 impl Builder {
@@ -30,6 +33,9 @@ impl Builder {
             limits: SystemLimits::shared(),
             strategy: None,
             place: Place::default(),
+            cache_limit: None,
+            prefault: 0,
+            huge_pages: HugePages::default(),
         }
     }
 
@@ -70,6 +76,63 @@ impl Builder {
         self
     }
 
+    /// How much free memory each process of the arena keeps for its next allocations, in bytes: about that much, and as
+    /// much again in pieces that belong to no process. What is above it goes back to the system, in whole chunks of 2 MiB
+    /// that hold nothing, and never one that a device has pinned.
+    ///
+    /// Without a limit all is kept until memory is short: to take fresh memory costs ten times what copying into it costs.
+    ///
+    /// ```
+    /// use shm_core::{Arena, Tensor};
+    ///
+    /// let arena = Arena::builder().capacity(1 << 30).cache_limit(64 << 20).create()?;
+    /// drop(Tensor::<u8>::zeros_in(&arena, 100 << 20)?);
+    /// assert!(arena.stats().cached <= 64 << 20);
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cache_limit(mut self, bytes: u64) -> Self {
+        self.cache_limit = Some(bytes);
+        self
+    }
+
+    /// Takes that many bytes of memory when the arena is made, in whole chunks of 2 MiB, and touches them, so that the
+    /// first tensors cost this process no more than later ones. Other processes touch memory themselves, but need not take
+    /// it. A [cache limit](Self::cache_limit) below it, or a lack of memory, gives it back.
+    ///
+    /// Where there is not as much, [`create`](Self::create) fails with `OutOfRoom`, or `CapacityExhausted` for more than
+    /// fits into the arena.
+    ///
+    /// ```
+    /// use shm_core::Arena;
+    ///
+    /// let arena = Arena::builder().capacity(1 << 30).prefault(32 << 20).create()?;
+    /// assert_eq!(arena.stats().cached, 32 << 20);
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn prefault(mut self, bytes: u64) -> Self {
+        self.prefault = bytes;
+        self
+    }
+
+    /// Whether the arena should consist of huge pages: those of the [directory](Self::directory) if that is on a hugetlbfs,
+    /// else transparent ones, where the system's settings allow them for shared memory. What came of it says
+    /// [`Arena::page_size`]; only what is `Required` and can't be had is an error, `Unsupported`.
+    ///
+    /// ```
+    /// use shm_core::{Arena, HugePages};
+    ///
+    /// let arena = Arena::builder().capacity(1 << 30).huge_pages(HugePages::IfPossible).create()?;
+    /// println!("{}", arena.page_size()); // pages of 4 KiB and not huge ones: /sys/… is never; write "advise" …
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn huge_pages(mut self, wanted: HugePages) -> Self {
+        self.huge_pages = wanted;
+        self
+    }
+
     /// Makes the arena. This process is its first participant.
     ///
     /// # Errors
@@ -98,6 +161,14 @@ impl Builder {
                 ),
             ));
         }
+        let asked = self.huge_pages != HugePages::Unasked;
+        let pages = segment.use_huge_pages(asked);
+        if self.huge_pages == HugePages::Required {
+            demand_huge_pages(&pages)?;
+        }
+        if let Some(reason) = &pages.why_not {
+            tracing::warn!(reason, "the arena has no huge pages");
+        }
         segment.commit(0, PAGE)?;
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
@@ -120,12 +191,20 @@ impl Builder {
         segment
             .word(header::BOOT)
             .store(this_boot().unwrap_or(0), Ordering::Relaxed);
+        segment.word(header::CACHE_LIMIT).store(
+            self.cache_limit.map_or(0, |bytes| bytes.saturating_add(1)),
+            Ordering::Relaxed,
+        );
+        segment
+            .word(header::HUGE_PAGES)
+            .store(u64::from(asked), Ordering::Relaxed);
         table::commit_rows(&segment, 0)?;
         // Release: who sees the magic sees a whole header.
         segment
             .word(header::MAGIC)
             .store(layout::MAGIC, Ordering::Release);
         let arena = Arena::enter(segment, strategy.clone())?;
+        arena.heap().prefault(arena.segment(), self.prefault)?;
         maker.reveal(arena.segment().backing())?;
         Ok(arena)
     }

@@ -2,13 +2,14 @@
 
 use core::sync::atomic::Ordering;
 
+use super::cache::give_back_inherited;
 use super::locate::locate;
 use super::run::{adopt_tails, orphan_run};
 use super::slab::{retire_slab, slab_is_unused};
 use super::{Inner, free_block};
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
-use crate::layout::descriptor;
+use crate::layout::{descriptor, header};
 use crate::segment::Segment;
 
 /// Chunks of free runs that a process keeps for itself, at most: 512 MiB, or an eighth of a small arena.
@@ -63,19 +64,21 @@ impl Inner {
 }
 
 impl Inner {
+    /// Chunks in free runs that this process keeps.
+    pub(super) fn kept_chunks(&self) -> u64 {
+        let chunks_of = |(&count, heads): (&u32, &Vec<u64>)| u64::from(count) * heads.len() as u64;
+        self.runs.iter().map(chunks_of).sum()
+    }
+
     /// Gives free runs back to all while more than [`CACHED`] chunks of them are kept, the longest first. Their memory
     /// stays committed: whoever claims the chunks next has it without paying.
     pub(super) fn share_runs(&mut self, segment: &Segment, me: Owner) {
         let chunks = Chunks::new(segment);
-        let kept = |runs: &std::collections::BTreeMap<u32, Vec<u64>>| -> u64 {
-            let chunks_of =
-                |(&count, heads): (&u32, &Vec<u64>)| u64::from(count) * heads.len() as u64;
-            runs.iter().map(chunks_of).sum()
-        };
         let most = CACHED.min(crate::layout::chunk_count(segment.capacity()) / 8);
-        while kept(&self.runs) > most {
+        let mut shared = false;
+        while self.kept_chunks() > most {
             let Some(mut longest) = self.runs.last_entry() else {
-                return;
+                break;
             };
             let count = *longest.key();
             let Some(head) = longest.get_mut().pop() else {
@@ -91,7 +94,12 @@ impl Inner {
             if unused {
                 self.disown(&chunks, head);
                 chunks.retire_run(head, u64::from(count), me);
+                shared = true;
             }
+        }
+        if shared {
+            // Nobody's memory counts against the cache limit, too.
+            give_back_inherited(segment, me);
         }
     }
 }
@@ -141,6 +149,9 @@ pub(crate) fn bury_chunks(segment: &Segment, dead: Owner) {
     for chunk in leases {
         chunks.change(chunk, State::Owned(dead, Use::Leases), State::Free);
     }
+    // Whoever was at it before us may have been killed before saying so, the dead one included.
+    chunks.tell(header::FREED);
+    chunks.tell(header::ORPHANED);
 }
 /// Frees orphaned chunks that nobody uses any more. Returns whether there were any.
 pub(super) fn sweep_orphans(segment: &Segment, me: Owner) -> bool {

@@ -109,6 +109,7 @@ impl Inner {
                         let line = (chunks.offset(chunk) + slab.lines) / LINE + block;
                         if free_block(chunks.segment, line).is_some() {
                             self.free[class as usize].push(line);
+                            self.cache.freed(slab.size);
                             found = true;
                         } else {
                             // Its last holder is between the two halves of the hint (or died there).
@@ -123,6 +124,7 @@ impl Inner {
                 let heads = self.runs.entry(count).or_default();
                 if free && !heads.contains(&chunk) {
                     heads.push(chunk);
+                    self.cache.freed_run();
                 }
                 free
             }

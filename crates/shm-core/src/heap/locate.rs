@@ -7,6 +7,7 @@ use crate::chunk::{Chunks, State, Use};
 use crate::class::SLABS;
 use crate::layout::{CHUNK, LINE, counted, descriptor};
 use crate::line::{Mode, Tag};
+use crate::prefetch::prefetch;
 use crate::segment::Segment;
 
 /// Where a block's bytes are.
@@ -75,6 +76,16 @@ pub(crate) fn locate(segment: &Segment, line: u64) -> Option<Span> {
     })
 }
 
+/// Brings nearer what tells about the block of a line.
+pub(crate) fn prefetch_block(segment: &Segment, line: u64) {
+    let offset = line * LINE;
+    prefetch(segment.word(offset));
+    let start = crate::layout::chunks_start(segment.capacity());
+    if let Some(within) = offset.checked_sub(start) {
+        prefetch(segment.word(Chunks::descriptor(within / CHUNK)));
+    }
+}
+
 /// The block whose bytes hold the line with number `line`.
 pub(crate) fn block_around(segment: &Segment, line: u64) -> Option<Span> {
     let chunks = Chunks::new(segment);
@@ -123,6 +134,11 @@ pub(crate) fn owner_of_line(segment: &Segment, line: u64) -> Option<Owner> {
         State::Owned(owner, _) => Some(owner),
         _ => None,
     }
+}
+
+/// Whether a line is that of a large block: it lies among the descriptors.
+pub(super) fn is_run_line(segment: &Segment, line: u64) -> bool {
+    line.saturating_mul(LINE) < crate::layout::chunks_start(segment.capacity())
 }
 
 pub(super) fn chunk_of_line(segment: &Segment, line: u64) -> Option<u64> {

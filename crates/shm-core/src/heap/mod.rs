@@ -11,27 +11,38 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 
 use crate::cells::Owner;
-use crate::chunk::{Chunks, State, Use};
+use crate::chunk::{Chunks, Seen, State, Use};
 use crate::class::{self, CLASSES};
 use crate::error::{ErrorKind, Result};
-use crate::layout::{LINE, counted, descriptor};
+use crate::layout::{LINE, counted, descriptor, header};
 use crate::lease::Leases;
 use crate::line::{Counted, Mode, Tag};
 use crate::segment::Segment;
 use crate::steps;
 
 mod bury;
+mod cache;
 mod hint;
 mod locate;
+mod prefault;
+mod pressure;
 mod run;
 mod slab;
 mod trim;
 
 pub(crate) use bury::bury_chunks;
 use bury::sweep_orphans;
+pub(crate) use cache::give_back_inherited;
 pub(crate) use hint::{hint_after_free, hint_before_free};
-pub(crate) use locate::{block_around, in_object, locate, owner_of_line};
+use locate::is_run_line;
+pub(crate) use locate::{block_around, in_object, locate, owner_of_line, prefetch_block};
+#[cfg(test)]
+pub(crate) use pressure::PATIENCE;
+pub(crate) use pressure::Request;
 pub(crate) use trim::usage;
+
+/// Chunks of free runs with which a process watches whether others lack memory: 16 MiB.
+const MUCH: u64 = 8;
 
 /// One process's allocator.
 pub(crate) struct Heap {
@@ -48,6 +59,15 @@ struct Inner {
     runs: BTreeMap<u32, Vec<u64>>,
     /// Own chunks; the index is the chunk's owner slot.
     owned: Vec<u64>,
+    /// What is known of all chunks.
+    seen: Seen,
+    /// The number of orphans when there was none of this class.
+    no_orphan: [Option<u64>; CLASSES],
+    /// The last request of others that was answered.
+    answered: u64,
+    /// Participants that were asked for memory, with the request that they had not answered in time.
+    silent: Vec<(Owner, u64)>,
+    cache: cache::Cache,
 }
 
 /// A block that was taken from the lists, not yet counted.
@@ -58,7 +78,7 @@ pub(crate) struct Candidate {
 }
 
 impl Heap {
-    pub(crate) fn new(me: Owner) -> Self {
+    pub(crate) fn new(segment: &Segment, me: Owner) -> Self {
         Self {
             me,
             inner: Mutex::new(Inner {
@@ -66,6 +86,11 @@ impl Heap {
                 filling: [None; CLASSES],
                 runs: BTreeMap::new(),
                 owned: Vec::new(),
+                seen: Seen::default(),
+                no_orphan: [None; CLASSES],
+                answered: segment.word(header::PRESSURE).load(Ordering::Relaxed),
+                silent: Vec::new(),
+                cache: cache::Cache::new(segment),
             }),
         }
     }
@@ -83,6 +108,7 @@ impl Heap {
         mode: Mode,
     ) -> Result<Candidate> {
         let mut inner = self.inner.lock();
+        inner.answer(segment, self.me);
         let mut trimmed = false;
         loop {
             let found = match class::class_of_size(bytes) {
@@ -115,14 +141,20 @@ impl Heap {
             let block = (found.line, found.generation);
             let entry = leases.entry(segment, lease);
             if steps::allocate(&entry, self.me.epoch, block, word, prepare) {
+                inner.keep_within_limit(segment, self.me);
                 return Ok(found);
             }
         }
     }
 
-    /// Says that a block of one of our own chunks is free again.
-    pub(crate) fn freed_here(&self, segment: &Segment, line: u64) {
-        self.inner.lock().put(segment, self.me, line);
+    /// Says that a block of one of our own chunks is free again. Answers whether this process keeps so much of what is
+    /// free that others might come to lack it.
+    pub(crate) fn freed_here(&self, segment: &Segment, line: u64) -> bool {
+        let mut inner = self.inner.lock();
+        inner.put(segment, self.me, line);
+        inner.answer(segment, self.me);
+        inner.keep_within_limit(segment, self.me);
+        is_run_line(segment, line) && inner.kept_chunks() >= MUCH
     }
 }
 
@@ -130,11 +162,11 @@ impl Inner {
     /// Claims chunks; when the arena has none left, gives own unused ones back first and tries once more.
     fn claim(&mut self, segment: &Segment, me: Owner, count: u64) -> Result<u64> {
         let chunks = Chunks::new(segment);
-        chunks.claim(me, count).or_else(|error| {
+        chunks.claim(me, count, &mut self.seen).or_else(|error| {
             if self.retire_unused(segment, me) == 0 && !sweep_orphans(segment, me) {
                 return Err(error);
             }
-            chunks.claim(me, count)
+            chunks.claim(me, count, &mut self.seen)
         })
     }
 
@@ -146,7 +178,15 @@ impl Inner {
     }
 
     fn disown(&mut self, chunks: &Chunks<'_>, chunk: u64) {
-        if let Some(slot) = self.owned.iter().position(|&owned| owned == chunk) {
+        let noted = chunks
+            .word(chunk, descriptor::OWNER_SLOT)
+            .load(Ordering::Relaxed) as usize;
+        // Where it says, unless somebody has written over that.
+        let slot = match self.owned.get(noted) {
+            Some(&owned) if owned == chunk => Some(noted),
+            _ => self.owned.iter().position(|&owned| owned == chunk),
+        };
+        if let Some(slot) = slot {
             self.owned.swap_remove(slot);
             if let Some(&moved) = self.owned.get(slot) {
                 chunks
@@ -166,12 +206,14 @@ impl Inner {
             State::Owned(owner, Use::Slab(class)) if owner == me => {
                 if let Some(list) = self.free.get_mut(class as usize) {
                     list.push(line);
+                    self.cache.freed(span.capacity);
                 }
             }
             State::Owned(owner, Use::Run(count)) if owner == me => {
                 let heads = self.runs.entry(count).or_default();
                 if !heads.contains(&span.chunk) {
                     heads.push(span.chunk);
+                    self.cache.freed_run();
                 }
                 self.share_runs(segment, me);
             }

@@ -7,8 +7,9 @@ use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::{SLABS, Slab};
 use crate::error::Result;
-use crate::layout::{CHUNK, LINE, PAGE, WORD, counted, descriptor};
+use crate::layout::{CHUNK, LINE, PAGE, WORD, counted, descriptor, header};
 use crate::line::Counted;
+use crate::prefetch::prefetch;
 use crate::segment::Segment;
 
 /// Slab memory is committed in steps of this many bytes.
@@ -17,7 +18,12 @@ const COMMIT_STEP: u64 = 256 << 10;
 impl Inner {
     pub(super) fn small(&mut self, segment: &Segment, me: Owner, class: u32) -> Result<Candidate> {
         loop {
-            while let Some(line) = self.free[class as usize].pop() {
+            let free = &mut self.free[class as usize];
+            while let Some(line) = free.pop() {
+                if let Some(&next) = free.last() {
+                    // For the next allocation.
+                    prefetch(segment.word(next * LINE));
+                }
                 if let Some(found) = free_block(segment, line) {
                     return Ok(found);
                 }
@@ -95,6 +101,11 @@ impl Inner {
     fn adopt_slab(&mut self, segment: &Segment, me: Owner, class: u32) -> bool {
         let chunks = Chunks::new(segment);
         let orphan = State::Orphan(Use::Slab(class));
+        // Before the first look: an orphan that comes after we passed it changes the number.
+        let orphans = Some(segment.word(header::ORPHANED).load(Ordering::Acquire));
+        if self.no_orphan[class as usize] == orphans {
+            return false;
+        }
         for chunk in 0..chunks.high() {
             if chunks.state(chunk) == orphan
                 && chunks.change(chunk, orphan, State::Owned(me, Use::Slab(class)))
@@ -115,6 +126,7 @@ impl Inner {
                 return true;
             }
         }
+        self.no_orphan[class as usize] = orphans;
         false
     }
 }

@@ -11,7 +11,7 @@ use super::{Heap, Inner};
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::class::SLABS;
-use crate::layout::{CHUNK, LINE, PAGE, descriptor, header};
+use crate::layout::{CHUNK, LINE, descriptor, header};
 use crate::line::Counted;
 use crate::segment::Segment;
 
@@ -21,6 +21,8 @@ pub(crate) struct Usage {
     pub(crate) blocks: u64,
     pub(crate) live: u64,
     pub(crate) committed: u64,
+    /// Bytes of chunks that hold leases, a part of what is committed.
+    pub(crate) leases: u64,
 }
 
 impl Heap {
@@ -41,7 +43,7 @@ impl Inner {
 }
 
 /// Punches a free chunk's pages out, if nobody claims it first. Returns how many bytes that were.
-fn give_pages_back(chunks: &Chunks<'_>, me: Owner, chunk: u64) -> u64 {
+pub(super) fn give_pages_back(chunks: &Chunks<'_>, me: Owner, chunk: u64) -> u64 {
     let mark = chunks.word(chunk, descriptor::COMMITTED);
     let ours = State::Owned(me, Use::Nothing);
     // A device may still be reading or writing there, for one who is gone.
@@ -55,7 +57,7 @@ fn give_pages_back(chunks: &Chunks<'_>, me: Owner, chunk: u64) -> u64 {
     let committed = mark
         .swap(0, Ordering::Relaxed)
         .min(CHUNK)
-        .next_multiple_of(PAGE);
+        .next_multiple_of(chunks.page());
     crate::failpoint!("chunk.trim.unmarked");
     let punched = chunks.segment.punch(chunks.offset(chunk), committed);
     let given_back = match punched {
@@ -90,8 +92,13 @@ pub(crate) fn usage(segment: &Segment) -> Usage {
             usage.live += bytes;
         }
     };
+    let mut leases = 0;
     for chunk in 0..chunks.high() {
         match chunks.state(chunk) {
+            State::Owned(_, Use::Leases) => {
+                let committed = chunks.word(chunk, descriptor::COMMITTED);
+                leases += committed.load(Ordering::Acquire).min(CHUNK);
+            }
             State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class)) => {
                 let Some(slab) = SLABS.get(class as usize) else {
                     continue;
@@ -115,6 +122,7 @@ pub(crate) fn usage(segment: &Segment) -> Usage {
             _ => {}
         }
     }
+    usage.leases = leases;
     usage
 }
 

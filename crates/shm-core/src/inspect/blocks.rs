@@ -80,6 +80,13 @@ impl<'a> Blocks<'a> {
         self.start + chunk as u64 * CHUNK
     }
 
+    /// Bytes of chunks that hold leases.
+    pub(super) fn leases(&self) -> u64 {
+        let holds_leases = |chunk: &&Chunk| matches!(chunk.state, State::Owned(_, Use::Leases));
+        let bytes = self.chunks.iter().filter(holds_leases);
+        bytes.map(|chunk| chunk.committed.min(CHUNK)).sum()
+    }
+
     /// Number and bytes of the blocks that somebody holds.
     pub(super) fn live(&self) -> Result<(u64, u64)> {
         let (mut blocks, mut bytes) = (0, 0_u64);

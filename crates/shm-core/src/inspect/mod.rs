@@ -96,7 +96,9 @@ fn look(file: &impl AsFd, stat: &Stat, place: &Path) -> Result<Inspection> {
         taken: reader.taken(),
         committed: header.committed,
         live,
-        cached: header.committed.saturating_sub(live),
+        cached: header
+            .committed
+            .saturating_sub(live.saturating_add(chunks.leases())),
         blocks,
         earlier_boot: header.earlier,
         members: rows.into_iter().map(|row| row.member).collect(),

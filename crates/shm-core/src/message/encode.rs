@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::decode::{Arrived, Entries, decode_with};
 use super::parse::{
-    Body, Entry, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
+    Body, Entry, FEW, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
     parse_spilled, words_of,
 };
 use super::strict::Whole;
@@ -50,10 +50,10 @@ impl Pin {
 ///
 /// Dropped in order: ends and slots lie in the block of their object, which may be gone with its last handle.
 #[derive(Debug, Default)]
-pub(crate) struct Pins(pub(crate) SmallVec<[Pin; 4]>);
+pub(crate) struct Pins(pub(crate) SmallVec<[Pin; FEW]>);
 
 impl Pins {
-    pub(crate) fn take(&mut self) -> SmallVec<[Pin; 4]> {
+    pub(crate) fn take(&mut self) -> SmallVec<[Pin; FEW]> {
         std::mem::take(&mut self.0)
     }
 }
@@ -84,7 +84,8 @@ pub(super) struct EncodeScope {
     pub(super) arena: Arena,
     pub(super) table: Vec<u8>,
     pub(super) pins: Pins,
-    pub(super) error: Option<Error>,
+    /// Boxed: the scope moves with each message, an error hardly ever comes.
+    pub(super) error: Option<Box<Error>>,
 }
 
 thread_local! {
@@ -94,17 +95,24 @@ thread_local! {
 }
 
 /// Puts a scope in place for as long as it lives, and the one before back, also when serde code panics.
-struct EncodeGuard(Option<EncodeScope>);
+struct EncodeGuard(Option<Box<EncodeScope>>);
 
 impl EncodeGuard {
     fn enter(arena: &Arena, table: Vec<u8>) -> Self {
-        let scope = EncodeScope {
-            arena: arena.clone(),
-            table,
-            pins: Pins::default(),
-            error: None,
-        };
-        Self(ENCODING.replace(Some(scope)))
+        ENCODING.with_borrow_mut(|slot| {
+            let outer = if slot.is_some() {
+                slot.take().map(Box::new)
+            } else {
+                None
+            };
+            *slot = Some(EncodeScope {
+                arena: arena.clone(),
+                table,
+                pins: Pins::default(),
+                error: None,
+            });
+            Self(outer)
+        })
     }
 
     fn leave(self) -> Option<EncodeScope> {
@@ -115,7 +123,11 @@ impl EncodeGuard {
 
 impl Drop for EncodeGuard {
     fn drop(&mut self) {
-        drop(ENCODING.replace(self.0.take()));
+        let outer = self.0.take();
+        // Nearly always there is nothing to put back and nothing left.
+        if outer.is_some() || ENCODING.with_borrow(Option::is_some) {
+            drop(ENCODING.replace(outer.map(|scope| *scope)));
+        }
     }
 }
 
@@ -178,6 +190,7 @@ impl<T> EncodeError<T> {
 /// `Encode` for what postcard cannot say; `ForeignArena` for a tensor of another arena; `StillHeld` when an
 /// exclusive tensor occurs twice, or someone in this process still has it; `OutOfRoom` when the message needs
 /// a block of its own and there is none. Nothing was sent in any case.
+#[inline]
 pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeError<T>> {
     if let Err(error) = arena.check_not_forked("sending a message") {
         return Err(EncodeError {
@@ -197,7 +210,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
         (Ok(body), None) => body,
         (_, Some(error)) => {
             return Err(EncodeError {
-                error,
+                error: *error,
                 value: Some(value),
             });
         }
@@ -228,7 +241,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
 /// [`encode`] sends it, or tells why not. Needs no arena.
 pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
     // Outside of a scope, what is of an arena refuses to be written.
-    let outer = ENCODING.take();
+    let outer = ENCODING.take().map(Box::new);
     let _guard = EncodeGuard(outer);
     postcard::serialize_with_flavor(&Whole(value), Append(Vec::new())).ok()
 }
@@ -242,6 +255,7 @@ pub fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
 }
 
 /// Checks that exclusive handles are really gone, and lays the message out.
+#[inline]
 fn finish(arena: &Arena, mut pins: Pins, table: &[u8], body: &[u8]) -> Result<Outgoing> {
     for pin in pins.iter().filter(|pin| pin.what.is_exclusive()) {
         // Besides the handle itself: code that still had it while it was serialized may have frozen it since, and
@@ -399,7 +413,7 @@ impl Outgoing {
 
 /// Table and body of an own message.
 struct View {
-    entries: SmallVec<[Entry; 4]>,
+    entries: SmallVec<[Entry; FEW]>,
     body: Body,
 }
 

@@ -11,6 +11,13 @@ use crate::layout::{LINE, counted};
 use crate::line::{Counted, Mode, Tag};
 use crate::storage::Storage;
 
+/// Handles of a message that need no allocation of this process. More than that hardly fit a cell; and each place moves
+/// with the message through every step, which costs more than all its other work.
+pub(crate) const FEW: usize = 2;
+
+/// What else a handle says; the geometry of three dimensions or so needs no allocation.
+pub(crate) type Extra = SmallVec<[u8; 24]>;
+
 /// The body of a message: on the stack when it came in a cell.
 pub(crate) type Body = SmallVec<[u8; INLINE]>;
 
@@ -115,9 +122,10 @@ pub(crate) struct Entry {
     pub(crate) what: What,
     pub(crate) line: u64,
     pub(crate) generation: u64,
-    pub(crate) extra: SmallVec<[u8; 40]>,
+    pub(crate) extra: Extra,
 }
 
+#[cold]
 pub(super) fn malformed(why: &str) -> Error {
     Error::new(
         ErrorKind::Decode,
@@ -127,7 +135,8 @@ pub(super) fn malformed(why: &str) -> Error {
     )
 }
 
-fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; 4]>> {
+#[inline]
+fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; FEW]>> {
     // Each entry has at least 12 bytes: the count cannot make us reserve more than the table justifies.
     if count > bytes.len() / 12 {
         return Err(malformed("more handles than its table has room for"));
@@ -164,9 +173,10 @@ fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; 4]>> {
     }
 }
 
+#[inline]
 pub(super) fn parse_inline(
     bytes: &[u8; PAYLOAD_WORDS * 8],
-) -> Result<(SmallVec<[Entry; 4]>, Body)> {
+) -> Result<(SmallVec<[Entry; FEW]>, Body)> {
     let (table, body) = (usize::from(bytes[2]), usize::from(bytes[3]));
     if bytes[0] != FORM_INLINE || table + body > INLINE {
         return Err(malformed("its lengths do not fit its cell"));
@@ -178,7 +188,7 @@ pub(super) fn parse_inline(
     ))
 }
 
-pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Body)> {
+pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; FEW]>, Body)> {
     let (header, rest) = bytes
         .split_first_chunk::<24>()
         .ok_or_else(|| malformed("its header is cut short"))?;
@@ -197,11 +207,12 @@ pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Body)
 
 /// Everything a payload refers to, and its body; used by takers, reapers and the audit alike.
 pub(crate) struct Parsed {
-    pub(crate) entries: SmallVec<[Entry; 4]>,
+    pub(crate) entries: SmallVec<[Entry; FEW]>,
     pub(crate) body: Body,
 }
 
 /// Takes a payload apart. The references it names are the message's own while its cell holds it.
+#[inline]
 pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Parsed> {
     let bytes = bytes_of(payload);
     let (entries, body) = match bytes[0] {
@@ -244,6 +255,7 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
 
 /// Checks that no line is named more often than it is counted: each name becomes a reference, and one too many would
 /// free the block while others use it. What is exclusive is counted once.
+#[inline]
 fn check_counts(arena: &Arena, entries: &[Entry]) -> Result<()> {
     let count = |entry: &Entry| {
         let word = arena
@@ -275,6 +287,7 @@ fn check_counts(arena: &Arena, entries: &[Entry]) -> Result<()> {
 }
 
 /// Checks that an entry names something that is there, in that generation, counted, and of that kind.
+#[inline]
 fn check(arena: &Arena, entry: &Entry) -> Result<()> {
     let segment = arena.segment();
     let known = match entry.what {

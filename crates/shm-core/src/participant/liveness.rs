@@ -97,6 +97,24 @@ pub(crate) fn has_ended(pid: u32) -> bool {
         .is_some_and(|pid| matches!(sight(pid), Sighting::Gone | Sighting::Ended))
 }
 
+/// Whether a process of this pid, in our own namespace, runs, whoever it is.
+pub(crate) fn runs(pid: u32) -> bool {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let process = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    process.is_some_and(|process| {
+        poll(
+            &mut [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)],
+            Some(&now),
+        ) == Ok(0)
+    })
+}
+
 /// The rule within one namespace. The lock has no say: a forked child may keep it, a wholesale close may lose it.
 fn judge_by_sight(sighting: Sighting, start_time: u64) -> Verdict {
     match sighting {

@@ -18,9 +18,12 @@ use super::{Limit, Limits};
 use crate::error::{Bytes, Error, Result};
 
 const TMPFS: u64 = 0x0102_1994;
+const HUGETLBFS: u64 = 0x9584_58f6;
 const RAMFS: u64 = 0x8584_58f6;
 
 const CGROUP_HINT: &str = "raise that limit (docker: --memory, Kubernetes: resources.limits.memory, systemd: MemoryMax), or keep fewer tensors alive at a time";
+const HUGE_HINT: &str =
+    "set more of them apart (`sysctl vm.nr_hugepages`), or keep fewer tensors alive at a time";
 const MACHINE_HINT: &str =
     "end other programs, use a machine with more memory, or keep fewer tensors alive at a time";
 const FILE_HINT: &str = "enlarge that file system (docker: --shm-size), choose another directory, or use the strategy file_descriptor, which needs none";
@@ -115,6 +118,23 @@ impl SystemLimits {
         Ok(())
     }
 
+    /// A hugetlbfs without a limit of its own takes from the pages that the machine has set apart.
+    fn huge_pages(&self, page: u64, see: &mut dyn FnMut(Limit<'_>)) -> Result<()> {
+        let pool = format!("sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
+        let Some(pages) = read_amount(&self.filesystem.join(pool).join("free_hugepages"))? else {
+            return Ok(());
+        };
+        let name = format_args!("the machine's huge pages of {}", Bytes(page));
+        // The kernel itself refuses exactly at this limit.
+        see(Limit {
+            name: &name,
+            free: pages.saturating_mul(page),
+            reserve: 0,
+            hint: HUGE_HINT,
+        });
+        Ok(())
+    }
+
     fn machine(&self, see: &mut dyn FnMut(Limit<'_>)) -> Result<()> {
         // MemTotal and MemAvailable are in the first three lines.
         let mut head = [0; 256];
@@ -166,6 +186,9 @@ impl Limits for SystemLimits {
                 reserve: 0,
                 hint: FILE_HINT,
             });
+        }
+        if volume.f_type as u64 == HUGETLBFS {
+            self.huge_pages(u64::try_from(volume.f_bsize).unwrap_or(0), see)?;
         }
         // Only what lives in ordinary memory is charged to cgroups; huge pages are set apart, and a disk's pages can be written out.
         if matches!(volume.f_type as u64, TMPFS | RAMFS) {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::room::{FixedLimits, Limit, SystemLimits};
 use crate::strategy::FileDescriptor;
-use crate::testing::{assert_passed, output, rerun};
+use crate::testing::{self, assert_passed, output, rerun};
 use proptest::prelude::*;
 use rustix::fs::fstat;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -312,12 +312,11 @@ fn fill(segment: &Segment) -> (u64, Error) {
 
 #[test]
 fn a_full_tmpfs_is_an_error_not_a_sigbus() {
-    const PLACE: &str = "SHM_CORE_TEST_TMPFS";
     let Some(child) = rerun("segment::tests::a_full_tmpfs_is_an_error_not_a_sigbus") else {
-        let directory = std::env::var_os(PLACE).unwrap();
+        let directory = testing::tmpfs();
         // Asked first by the system's limits, then found out by fallocate alone.
         for limits in [SystemLimits::shared() as Arc<dyn Limits>, unlimited()] {
-            let path = std::path::Path::new(&directory).join("arena");
+            let path = directory.join("arena");
             let file = std::fs::File::options()
                 .read(true)
                 .write(true)
@@ -341,69 +340,16 @@ fn a_full_tmpfs_is_an_error_not_a_sigbus() {
         }
         return;
     };
-    let directory = tempfile::tempdir().unwrap();
-    let mount = r#"mount -t tmpfs -o size=8m,mode=700 none "$SHM_CORE_TEST_TMPFS" || exit 99; exec "$0" "$@""#;
-    let mut isolated = std::process::Command::new("unshare");
-    isolated.args(["-m", "--propagation", "private", "sh", "-c", mount]);
-    isolated
-        .arg(child.get_program())
-        .args(child.get_args())
-        .env(PLACE, directory.path());
-    isolated.envs(
-        child
-            .get_envs()
-            .filter_map(|(key, value)| Some((key, value?))),
-    );
-    let able = std::process::Command::new("unshare")
-        .args(["-m", "true"])
-        .output();
-    let output = match able {
-        Ok(able) if able.status.success() => output(&mut isolated),
-        other => return eprintln!("skipped: no mount namespace can be made here: {other:?}"),
-    };
-    if output.status.code() == Some(99) {
-        return eprintln!(
-            "skipped: no tmpfs can be mounted here: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
-    assert_passed(&output);
-}
-
-/// A memory cgroup of our own, below the one this process is in.
-struct Cgroup(std::path::PathBuf);
-
-impl Cgroup {
-    fn new(limit: u64) -> std::result::Result<Self, String> {
-        let root = std::path::Path::new("/sys/fs/cgroup");
-        let v1 = root.join("memory/memory.limit_in_bytes").exists();
-        let (parent, file) = if v1 {
-            (root.join("memory"), "memory.limit_in_bytes")
-        } else {
-            (root.to_owned(), "memory.max")
-        };
-        let directory = parent.join(format!("shm-core-test-{}", std::process::id()));
-        std::fs::create_dir(&directory)
-            .map_err(|error| format!("{}: {error}", directory.display()))?;
-        let this = Self(directory);
-        std::fs::write(this.0.join(file), limit.to_string())
-            .map_err(|error| format!("{file} in {}: {error}", this.0.display()))?;
-        Ok(this)
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
+    match testing::in_tmpfs(&child, 8) {
+        Ok(output) => assert_passed(&output),
+        Err(reason) => eprintln!("skipped: {reason}"),
     }
 }
 
 #[test]
 fn a_cgroup_limit_is_an_error_not_a_kill() {
-    const PLACE: &str = "SHM_CORE_TEST_CGROUP";
     let Some(mut child) = rerun("segment::tests::a_cgroup_limit_is_an_error_not_a_kill") else {
-        let cgroup = std::path::PathBuf::from(std::env::var_os(PLACE).unwrap());
-        std::fs::write(cgroup.join("cgroup.procs"), "0").unwrap();
+        let cgroup = testing::Cgroup::enter();
         let segment = segment(GIB, SystemLimits::shared());
         let (filled, error) = fill(&segment);
         eprintln!("filled {filled} bytes, then: {error}");
@@ -417,11 +363,11 @@ fn a_cgroup_limit_is_an_error_not_a_kill() {
         segment.commit(0, 4 * MIB).unwrap();
         return;
     };
-    let cgroup = match Cgroup::new(64 * MIB) {
+    let cgroup = match testing::Cgroup::new(64 * MIB) {
         Ok(cgroup) => cgroup,
         Err(reason) => return eprintln!("skipped: no memory cgroup can be made here: {reason}"),
     };
-    let output = output(child.env(PLACE, &cgroup.0));
+    let output = output(cgroup.lend(&mut child));
     eprintln!("{}", String::from_utf8_lossy(&output.stderr));
     assert_passed(&output);
 }

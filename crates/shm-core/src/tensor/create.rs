@@ -126,6 +126,7 @@ impl<T: Element> Tensor<T> {
     }
 
     /// As [`uninit`](Tensor::uninit), in this arena.
+    #[inline]
     pub fn uninit_in(arena: &Arena, shape: impl Into<Shape>) -> Result<Self> {
         allocate(arena, Geometry::contiguous(T::DTYPE, shape)?)
     }
@@ -175,10 +176,9 @@ pub(crate) fn from_elements<T: Element>(
     Ok(tensor)
 }
 
+#[inline]
 fn allocate<T: Element>(arena: &Arena, geometry: Geometry) -> Result<Tensor<T>> {
-    Ok(Tensor::new(Strided::new(Placed::allocate(
-        arena, geometry,
-    )?)?))
+    Placed::allocate(arena, geometry).map(|placed| Tensor::new(Strided::of(placed)))
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ impl Geometry {
     ///
     /// # Errors
     /// When there are too many dimensions, the size overflows, or an element would lie before the storage.
+    #[inline]
     pub(crate) fn new(
         dtype: Dtype,
         dims: &[usize],
@@ -52,7 +53,9 @@ impl Geometry {
                 strides.len()
             )));
         }
-        Shape::from(dims).dims()?;
+        if dims.len() > MAX_DIMS {
+            Shape::from(dims).dims()?;
+        }
         let mut geometry = Geometry {
             dtype,
             ndim: dims.len() as u8,
@@ -84,11 +87,30 @@ impl Geometry {
     }
 
     /// A geometry whose elements follow one another in row-major order from the start of the storage.
+    #[inline]
     pub(crate) fn contiguous(dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         let dims = shape.dims()?;
-        let strides = contiguous_strides(dims).ok_or_else(|| too_large(dtype, dims))?;
-        Geometry::new(dtype, dims, &strides[..dims.len()], 0)
+        let mut geometry = Geometry {
+            dtype,
+            ndim: dims.len() as u8,
+            shape: [0; MAX_DIMS],
+            strides: [0; MAX_DIMS],
+            offset: 0,
+        };
+        // Each stride is a part of this product, and the last element is the one before it: if it fits, all does.
+        let mut count = 1_usize;
+        for (index, &length) in dims.iter().enumerate().rev() {
+            geometry.shape[index] = length;
+            geometry.strides[index] = isize::try_from(count).map_err(|_| too_large(dtype, dims))?;
+            count = count
+                .checked_mul(length.max(1))
+                .ok_or_else(|| too_large(dtype, dims))?;
+        }
+        match count.checked_mul(dtype.size()) {
+            Some(bytes) if bytes <= MAX_BYTES => Ok(geometry),
+            _ => Err(too_large(dtype, dims)),
+        }
     }
 
     pub(crate) fn dtype(&self) -> Dtype {
@@ -146,8 +168,10 @@ impl Geometry {
     ///
     /// Exact for every view this crate makes; for other strides it may say `true` where a closer look would find none
     /// shared. It never says `false` where one is, so a `false` allows `&mut`.
+    #[inline]
     pub(crate) fn may_overlap(&self) -> bool {
-        if self.numel() <= 1 {
+        // Packed elements, which most tensors are, lie one behind the other.
+        if self.numel() <= 1 || self.has_packed_strides() {
             return false;
         }
         let mut steps = [(0, 0); MAX_DIMS];
@@ -282,6 +306,7 @@ impl fmt::Debug for Geometry {
 }
 
 /// The strides of elements in row-major order without gaps, zeros beyond the last dimension; `None` when they overflow.
+#[inline]
 pub(crate) fn contiguous_strides(dims: &[usize]) -> Option<[isize; MAX_DIMS]> {
     let mut strides = [0; MAX_DIMS];
     let mut step = 1_isize;
@@ -322,6 +347,22 @@ mod tests {
         }
         assert!(Geometry::contiguous(Dtype::U8, isize::MAX as usize).is_ok());
         assert!(Geometry::contiguous(Dtype::U16, isize::MAX as usize / 2 + 1).is_err());
+    }
+
+    #[test]
+    fn the_short_way_to_a_contiguous_geometry_ends_where_the_long_one_does() {
+        for shape in [
+            &[][..],
+            &[0],
+            &[7],
+            &[3, 0, 5],
+            &[1, 4, 1, 2],
+            &[2; MAX_DIMS],
+        ] {
+            let strides = contiguous_strides(shape).unwrap();
+            let long = Geometry::new(Dtype::F64, shape, &strides[..shape.len()], 0).unwrap();
+            assert_eq!(Geometry::contiguous(Dtype::F64, shape).unwrap(), long);
+        }
     }
 
     #[test]

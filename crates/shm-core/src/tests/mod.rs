@@ -4,7 +4,9 @@ mod death;
 mod garbage;
 mod heap;
 mod limits;
+mod memory;
 mod names;
+mod pressure;
 mod transfer;
 mod wire;
 

@@ -1,0 +1,17 @@
+//! Telling the processor what will be touched next, so that lines which lie far apart come at the same time.
+//!
+//! A live block has three: its own counted line, its lease, and the count of local handles. Among a million blocks none of
+//! them is in a cache, and to wait for one after the other took most of the time of a drop.
+
+/// Brings the line of a value nearer. Does nothing on processors for which there is no instruction in `core`.
+#[inline(always)]
+pub(crate) fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch reads and writes nothing that the program could see; the address is that of a live value.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(value).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
+}

@@ -1,0 +1,61 @@
+//! What a round and its processes say to each other while they work: words in the arena, under a name.
+
+use shm_core::{AliasedTensor, Arena, Tensor};
+
+use crate::Result;
+
+const NAME: &str = "control";
+/// Not 0 once the processes are to stop.
+const STOP: usize = 0;
+/// Messages taken so far.
+const MESSAGES: usize = 1;
+/// From here on, one word a place in the crew: steps so far.
+const STEPS: usize = 2;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Control(AliasedTensor<u64>);
+
+impl Control {
+    pub(crate) fn create(arena: &Arena, crew: usize) -> Result<Control> {
+        let words = Tensor::zeros_in(arena, STEPS + crew)?.alias();
+        arena.publish(NAME, &words)?;
+        Ok(Control(words))
+    }
+
+    pub(crate) fn open(arena: &Arena) -> Result<Control> {
+        Ok(Control(arena.open(NAME)?))
+    }
+
+    /// Takes the name away.
+    pub(crate) fn remove(self, arena: &Arena) -> Result<()> {
+        Ok(arena.unpublish(NAME)?)
+    }
+
+    pub(crate) fn stop(&self) -> Result<()> {
+        Ok(self.0.store(&[STOP], 1)?)
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.0.load(&[STOP]).is_ok_and(|word| word != 0)
+    }
+
+    /// One step further.
+    pub(crate) fn step(&self, slot: usize) -> Result<()> {
+        self.0.fetch_add(&[STEPS + slot], 1)?;
+        Ok(())
+    }
+
+    pub(crate) fn steps(&self, slot: usize) -> u64 {
+        self.0.load(&[STEPS + slot]).unwrap_or(0)
+    }
+
+    /// A message came.
+    pub(crate) fn message(&self) -> Result<()> {
+        self.0.fetch_add(&[MESSAGES], 1)?;
+        Ok(())
+    }
+
+    pub(crate) fn messages(&self) -> u64 {
+        self.0.load(&[MESSAGES]).unwrap_or(0)
+    }
+}

@@ -1,0 +1,104 @@
+//! Kill real processes while they work, at random and at labelled steps, and see that nothing is wrong afterwards.
+//!
+//! Suites: `memory` (the default: processes allocate, fill, freeze, alias, view, send and drop tensors, through queues,
+//! letterboxes and names) and `queue` (producers and consumers on one queue, and lanes; who got what is written down). A
+//! suite runs in rounds of a few seconds. A round is one arena, with a name or without, and a crew of processes that work in
+//! it; who is killed is replaced at once. Then the killing stops, everyone left must get on, end, and leave an arena in
+//! which all contents are right, no count is too low, and none is too high once the audit has given back what kills leaked.
+//!
+//! Ends with 1 on any corruption, hang, or leak that stays, with the seed and what was found. The seed chooses what each
+//! process does and who is killed where; when exactly, the scheduler has a say in.
+
+mod account;
+mod child;
+mod control;
+mod crew;
+mod hang;
+mod killer;
+mod leaving;
+mod memory;
+mod pattern;
+mod queue;
+mod receipts;
+mod report;
+mod round;
+mod suite;
+
+pub(crate) use child::run as run_child;
+pub(crate) use suite::Part as ChildArgs;
+
+use std::time::{Duration, Instant};
+
+use crate::Result;
+use report::{Progress, Tally};
+use suite::Name;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The suites to run, one after the other.
+    #[arg(value_enum, default_value = "memory")]
+    suites: Vec<Name>,
+    /// How long to kill, all suites together.
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    seconds: u64,
+    /// End a suite after so many kills, if that comes first.
+    #[arg(long, value_name = "N")]
+    kills: Option<u64>,
+    /// What a run chose is chosen again; without it, something new.
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// How long nobody may get on before it is called a hang, in seconds.
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    patience: u64,
+    /// One object a suite instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+    let share = Duration::from_secs(args.seconds) / args.suites.len().max(1) as u32;
+    let mut failed = Vec::new();
+    for name in &args.suites {
+        let suite = name.suite();
+        let mut tally = Tally::new(suite.name(), seed);
+        let mut progress = Progress::start();
+        let deadline = Instant::now() + share;
+        let mut rng = fastrand::Rng::with_seed(seed);
+        while tally.is_clean() && Instant::now() < deadline {
+            let left = args.kills.map(|most| most.saturating_sub(tally.kills()));
+            if left == Some(0) {
+                break;
+            }
+            let limits = round::Limits {
+                until: deadline,
+                kills: left.unwrap_or(u64::MAX),
+                patience: Duration::from_secs(args.patience),
+            };
+            let played = round::play(*name, limits, rng.fork(), &mut tally, &mut progress);
+            tally.tick();
+            if let Err(error) = played {
+                tally.problem(format!(
+                    "the process that runs the rounds was told: {error}"
+                ));
+            }
+        }
+        progress.end();
+        match args.json {
+            true => println!("{}", tally.json()),
+            false => print!("{tally}"),
+        }
+        if !tally.is_clean() {
+            failed.push(suite.name());
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "chaos: {} did not come through; `cargo xtask chaos {} --seed {seed}` makes the same choices",
+        failed.join(" and "),
+        failed.join(" ")
+    )
+    .into())
+}
