@@ -7,10 +7,12 @@ use crate::Result;
 const NAME: &str = "control";
 /// Not 0 once the processes are to stop.
 const STOP: usize = 0;
-/// Messages taken so far.
+/// Messages taken so far, or whatever the suite counts.
 const MESSAGES: usize = 1;
+/// Kills that processes of the crew dealt to their own children.
+const KILLS: usize = 2;
 /// From here on, one word a place in the crew: steps so far.
-const STEPS: usize = 2;
+const STEPS: usize = 3;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Control(AliasedTensor<u64>);
@@ -53,6 +55,16 @@ impl Control {
     pub(crate) fn message(&self) -> Result<()> {
         self.0.fetch_add(&[MESSAGES], 1)?;
         Ok(())
+    }
+
+    /// A child is killed.
+    pub(crate) fn kill(&self) -> Result<()> {
+        self.0.fetch_add(&[KILLS], 1)?;
+        Ok(())
+    }
+
+    pub(crate) fn kills(&self) -> u64 {
+        self.0.load(&[KILLS]).unwrap_or(0)
     }
 
     pub(crate) fn messages(&self) -> u64 {

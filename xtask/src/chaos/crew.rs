@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use shm_core::Arena;
 
 use super::killer::Armed;
+use super::orphans::MARKER;
 use super::pattern::CORRUPT;
 use super::receipts::Receipts;
 use super::suite::Name;
@@ -49,6 +50,8 @@ pub(crate) enum End {
 #[derive(Debug)]
 pub(crate) struct Ground<'a> {
     pub(crate) suite: Name,
+    /// What tells its processes, and whom they start, from all others.
+    pub(crate) marker: String,
     pub(crate) arena: &'a Arena,
     pub(crate) place: Option<PathBuf>,
     pub(crate) receipts: &'a Receipts,
@@ -76,6 +79,7 @@ impl Ground<'_> {
             .args(["--seed", &seed.to_string()])
             .args(["--parent", &std::process::id().to_string()])
             .env("RUST_BACKTRACE", "0")
+            .env(MARKER, &self.marker)
             .env_remove("TENSORMP_FAILPOINT")
             .stdout(self.receipts.appended()?)
             .stderr(self.log.appended()?);

@@ -5,9 +5,6 @@ use std::time::{Duration, Instant};
 use super::control::Control;
 use super::crew::Member;
 
-/// The mean time between two blows from outside.
-const PAUSE: Duration = Duration::from_millis(12);
-
 /// A failpoint that a process gets with its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Armed {
@@ -39,30 +36,33 @@ pub(crate) fn labels(beginnings: &[&str]) -> Vec<&'static str> {
         .collect()
 }
 
-/// Whether this build has no labels.
-const fn labels_are_out() -> bool {
-    !cfg!(any(debug_assertions, feature = "failpoints"))
-}
-
 #[derive(Debug)]
 pub(crate) struct Killer {
     rng: fastrand::Rng,
     labels: Vec<&'static str>,
     /// The labels not given yet in this turn through all of them.
     left: Vec<&'static str>,
+    /// The mean time between two blows from outside.
+    pause: Duration,
     next: Instant,
     /// Whether there are blows from outside as well, other than for those that their label does not meet.
     blows: bool,
 }
 
 impl Killer {
-    pub(crate) fn new(rng: fastrand::Rng, labels: Vec<&'static str>, blows: bool) -> Killer {
+    pub(crate) fn new(
+        rng: fastrand::Rng,
+        labels: Vec<&'static str>,
+        blows: bool,
+        pause: Duration,
+    ) -> Killer {
         Killer {
             rng,
+            pause,
+            blows: blows || labels.is_empty(),
             labels,
             left: Vec::new(),
             next: Instant::now(),
-            blows: blows || labels_are_out(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Killer {
             return;
         }
         // Exponential, as moments that know nothing of each other are.
-        self.next = now + PAUSE.mul_f64(-(1.0 - self.rng.f64()).ln());
+        self.next = now + self.pause.mul_f64(-(1.0 - self.rng.f64()).ln());
         // Steps it has made at least: mostly those that have done something, since a slow machine would see nothing but
         // beginnings otherwise; where labels are to kill, those that seem not to come by theirs.
         let least = match (self.blows, self.rng.u8(..4)) {

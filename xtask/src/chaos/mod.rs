@@ -17,11 +17,14 @@ mod hang;
 mod killer;
 mod leaving;
 mod memory;
+mod orphans;
 mod pattern;
 mod queue;
 mod receipts;
 mod report;
 mod round;
+mod spawning;
+mod strike;
 mod suite;
 
 pub(crate) use child::run as run_child;
@@ -56,12 +59,14 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    // Children whose parents are killed come to this process, which sees whether they live, and waits for them.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     let share = Duration::from_secs(args.seconds) / args.suites.len().max(1) as u32;
     let mut failed = Vec::new();
     for name in &args.suites {
         let suite = name.suite();
-        let mut tally = Tally::new(suite.name(), seed);
+        let mut tally = Tally::new(suite.name(), suite.counts(), seed);
         let mut progress = Progress::start();
         let deadline = Instant::now() + share;
         let mut rng = fastrand::Rng::with_seed(seed);

@@ -14,8 +14,12 @@ pub(crate) struct Tally {
     pub(crate) seed: u64,
     pub(crate) rounds: u64,
     pub(crate) processes: u64,
+    /// What the suite counts beside kills.
+    pub(crate) counts: &'static str,
     pub(crate) messages: u64,
     pub(crate) killed_at_random: u64,
+    /// By processes of the crew, which hit their own children.
+    pub(crate) killed_by_crew: u64,
     pub(crate) killed_at_labels: BTreeMap<&'static str, u64>,
     pub(crate) labels_never_reached: Vec<&'static str>,
     pub(crate) stops: u64,
@@ -24,6 +28,10 @@ pub(crate) struct Tally {
     /// Processes that panicked, crashed, or were told an error that they must not be told.
     pub(crate) crashes: u64,
     pub(crate) hangs: u64,
+    /// Processes that lived on when everyone of their round had ended.
+    pub(crate) orphans: u64,
+    /// Dead ones that could not be waited for.
+    pub(crate) zombies: u64,
     /// References that kills left counted, before the audit gave them back.
     pub(crate) leaks_before_audit: u64,
     pub(crate) leaks_after_audit: u64,
@@ -39,9 +47,10 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn new(suite: &'static str, seed: u64) -> Tally {
+    pub(crate) fn new(suite: &'static str, counts: &'static str, seed: u64) -> Tally {
         Tally {
             suite,
+            counts,
             seed,
             start: Some(Instant::now()),
             ..Tally::default()
@@ -49,7 +58,7 @@ impl Tally {
     }
 
     pub(crate) fn kills(&self) -> u64 {
-        self.killed_at_random + self.at_labels()
+        self.killed_at_random + self.killed_by_crew + self.at_labels()
     }
 
     fn at_labels(&self) -> u64 {
@@ -90,13 +99,15 @@ impl fmt::Display for Tally {
         )?;
         writeln!(
             f,
-            "  {} kills ({} at random, {} at labels), {} stops; {} processes, {} messages",
+            "  {} kills ({} at random, {} at labels, {} of children), {} stops; {} processes, {} {}",
             self.kills(),
             self.killed_at_random,
             self.at_labels(),
+            self.killed_by_crew,
             self.stops,
             self.processes,
-            self.messages
+            self.messages,
+            self.counts
         )?;
         for (label, kills) in &self.killed_at_labels {
             writeln!(f, "    {label:<24}{kills:>6}")?;
@@ -107,8 +118,13 @@ impl fmt::Display for Tally {
         }
         writeln!(
             f,
-            "  {} corruptions, {} crashes, {} hangs, {} counts too low",
-            self.corruptions, self.crashes, self.hangs, self.counts_too_low
+            "  {} corruptions, {} crashes, {} hangs, {} orphans, {} zombies, {} counts too low",
+            self.corruptions,
+            self.crashes,
+            self.hangs,
+            self.orphans,
+            self.zombies,
+            self.counts_too_low
         )?;
         writeln!(
             f,
@@ -145,11 +161,12 @@ impl Progress {
         let mut out = std::io::stderr();
         let _ = write!(
             out,
-            "\r{}: round {}, {} kills, {} messages, {} problems ",
+            "\r{}: round {}, {} kills, {} {}, {} problems ",
             tally.suite,
             tally.rounds,
             tally.kills(),
             tally.messages + messages,
+            tally.counts,
             tally.problems.len()
         );
         let _ = out.flush();

@@ -12,7 +12,7 @@ use super::killer::{Killer, labels};
 use super::receipts::Receipts;
 use super::report::{Progress, Tally};
 use super::suite::{Name, Scene, Suite};
-use super::{hang, leaving};
+use super::{hang, leaving, orphans};
 use crate::Result;
 
 /// Address space of a round's arena.
@@ -92,9 +92,11 @@ fn crew_works(
 ) -> Result<u64> {
     let (receipts, log) = (Receipts::create()?, Receipts::create()?);
     let at_labels = labels(suite.labels());
+    let marker = format!("{}-{}", std::process::id(), tally.rounds);
     let mut round = Round {
         ground: Ground {
             suite: name,
+            marker: marker.clone(),
             arena,
             place: arena.path(),
             receipts: &receipts,
@@ -104,7 +106,12 @@ fn crew_works(
         control: Control::create(arena, suite.crew())?,
         members: (0..suite.crew()).map(|_| None).collect(),
         // Now and then only at labels, so that each death is known to the step.
-        killer: Killer::new(rng.fork(), at_labels.clone(), rng.u8(..6) > 0),
+        killer: Killer::new(
+            rng.fork(),
+            at_labels.clone(),
+            rng.u8(..6) > 0,
+            suite.pause(),
+        ),
         buries: rng.bool(),
         next_life: 1,
         tally,
@@ -115,7 +122,7 @@ fn crew_works(
     let before = round.tally.kills();
     while Instant::now() < end
         && round.tally.is_clean()
-        && round.tally.kills() - before < limits.kills
+        && round.tally.kills() + round.control.kills() - before < limits.kills
     {
         round.look(true)?;
         let Round {
@@ -139,6 +146,21 @@ fn crew_works(
     } = round;
     // Those that hang are killed here.
     drop(members);
+    let signs = orphans::Signs {
+        marker,
+        name: orphans::name_of(std::process::id()),
+        groups: scene.groups(&receipts)?,
+    };
+    for orphan in orphans::wait(&signs, limits.patience) {
+        tally.orphans += 1;
+        tally.problem(format!("an orphan: {orphan}"));
+    }
+    let zombies = orphans::reap(None)? as u64;
+    if zombies > 0 {
+        tally.zombies += zombies;
+        tally.problem(format!("{zombies} dead processes could not be waited for"));
+    }
+    tally.killed_by_crew += control.kills();
     arena.bury_the_dead();
     let messages = control.messages();
     if tally.is_clean() {

@@ -1,14 +1,16 @@
 //! What a suite is: what its processes do, and what has to be so at the end of a round. A new suite is a file with an
 //! implementation of [`Suite`] and a line in [`Name`].
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use shm_core::Arena;
 
 use super::control::Control;
 use super::crew::End;
 use super::receipts::{Pen, Receipts};
-use super::{memory, queue};
+use super::{memory, queue, spawning};
 use crate::Result;
 
 /// The suites there are.
@@ -18,6 +20,8 @@ pub(crate) enum Name {
     Memory,
     /// Messages through one queue and through lanes, each accounted for.
     Queue,
+    /// Parents and children, started by each method, nested too.
+    Spawn,
 }
 
 impl Name {
@@ -25,6 +29,7 @@ impl Name {
         match self {
             Self::Memory => &memory::Memory,
             Self::Queue => &queue::Queues,
+            Self::Spawn => &spawning::Spawning,
         }
     }
 }
@@ -73,6 +78,16 @@ pub(crate) trait Suite: Sync {
     /// How many processes work at a time.
     fn crew(&self) -> usize;
 
+    /// What its processes count, beside kills.
+    fn counts(&self) -> &'static str {
+        "messages"
+    }
+
+    /// The mean time between two blows from outside.
+    fn pause(&self) -> Duration {
+        Duration::from_millis(12)
+    }
+
     /// Beginnings of the labels that its processes come by.
     fn labels(&self) -> &'static [&'static str];
 
@@ -99,6 +114,11 @@ pub(crate) trait Scene {
     /// The processes were told to stop, and these are still there. Called again and again.
     fn wind_down(&mut self, _running: &[usize]) -> Result<()> {
         Ok(())
+    }
+
+    /// Process groups that processes of this round noted, in which nobody may be left.
+    fn groups(&self, _receipts: &Receipts) -> Result<BTreeSet<u32>> {
+        Ok(BTreeSet::new())
     }
 
     /// All have ended. Looks at what there is and says what is wrong with it; gives back everything it holds.

@@ -1,0 +1,207 @@
+//! Who is left of a round: processes that belong to it by the marker in their environment, by their name, or by their
+//! process group, though everyone who may live has ended.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getsid, kill_process, waitid};
+
+use crate::Result;
+
+/// The variable that every process of a round has, and hands on to what it starts.
+pub(crate) const MARKER: &str = "TENSORMP_CHAOS";
+
+/// A look at all processes.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What a process of this round can be told by.
+#[derive(Debug)]
+pub(crate) struct Signs {
+    /// The value of [`MARKER`].
+    pub(crate) marker: String,
+    /// What names begin with.
+    pub(crate) name: String,
+    /// Process groups that processes of the round said they are in.
+    pub(crate) groups: BTreeSet<u32>,
+}
+
+/// One process as /proc shows it.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+    pub(crate) is_zombie: bool,
+    pub(crate) parent: u32,
+    group: u32,
+    session: u32,
+}
+
+/// What names of the round's processes begin with, as `ps` shows them: other rounds have other beginnings.
+pub(crate) fn name_of(round: u32) -> String {
+    format!("c{round}.")
+}
+
+/// All processes there are.
+pub(crate) fn processes() -> Vec<Seen> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            seen(pid)
+        })
+        .collect()
+}
+
+/// One of them.
+pub(crate) fn seen(pid: u32) -> Option<Seen> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // "pid (name) state parent group session …", and the name may contain anything.
+    let (start, rest) = stat.rsplit_once(')')?;
+    let mut rest = rest.split_whitespace();
+    let is_zombie = matches!(rest.next()?, "Z" | "X");
+    let mut number = || rest.next()?.parse().ok();
+    Some(Seen {
+        pid,
+        name: start.split_once('(')?.1.to_owned(),
+        is_zombie,
+        parent: number()?,
+        group: number()?,
+        session: number()?,
+    })
+}
+
+fn is_marked(pid: u32, marker: &str) -> bool {
+    let wanted = format!("{MARKER}={marker}");
+    fs::read(Path::new("/proc").join(pid.to_string()).join("environ")).is_ok_and(|bytes| {
+        bytes
+            .split(|&byte| byte == 0)
+            .any(|one| one == wanted.as_bytes())
+    })
+}
+
+/// Those that live and belong to the round, each with how that is known.
+fn left(signs: &Signs) -> Vec<(u32, String)> {
+    let me = std::process::id();
+    let session = getsid(None).map_or(0, |id| id.as_raw_nonzero().get().unsigned_abs());
+    processes()
+        .into_iter()
+        .filter(|seen| seen.pid != me && !seen.is_zombie)
+        .filter_map(|seen| {
+            let how = if is_marked(seen.pid, &signs.marker) {
+                "by the marker in its environment"
+            } else if seen.name.starts_with(&signs.name) {
+                "by its name"
+            } else if seen.session == session && signs.groups.contains(&seen.group) {
+                "by its process group"
+            } else {
+                return None;
+            };
+            let text = format!(
+                "process {} (\"{}\", parent {}) belongs to the round {how}",
+                seen.pid, seen.name, seen.parent
+            );
+            Some((seen.pid, text))
+        })
+        .collect()
+}
+
+/// Waits until nobody is left, or nobody may be any more; kills who is, and says who it was.
+pub(crate) fn wait(signs: &Signs, patience: Duration) -> Vec<String> {
+    let start = Instant::now();
+    loop {
+        let left = left(signs);
+        if left.is_empty() {
+            return Vec::new();
+        }
+        if start.elapsed() >= patience {
+            for (pid, _) in &left {
+                if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+            return left.into_iter().map(|(_, text)| text).collect();
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Waits for the dead children of this process, other than that one; of a round, those that the system handed to this one
+/// when their parents died. Answers how many could not be waited for.
+pub(crate) fn reap(other_than: Option<u32>) -> Result<usize> {
+    let me = std::process::id();
+    let mut left = 0;
+    for zombie in processes() {
+        if zombie.parent == me
+            && zombie.is_zombie
+            && Some(zombie.pid) != other_than
+            && let Some(pid) = Pid::from_raw(zombie.pid.cast_signed())
+        {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            left += usize::from(waitid(WaitId::Pid(pid), options)?.is_none());
+        }
+    }
+    Ok(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+
+    use super::{MARKER, Signs, seen, wait};
+
+    #[test]
+    fn who_is_left_is_found_by_each_of_the_signs_and_killed() {
+        let marker = format!("test-{}", std::process::id());
+        let nothing = || Signs {
+            marker: "none".to_owned(),
+            name: "no such name".to_owned(),
+            groups: Default::default(),
+        };
+        for sign in ["marker", "name", "group"] {
+            let mut child = Command::new("sleep")
+                .arg("600")
+                .env(MARKER, &marker)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            // It has its own name from exec on, which `spawn` waits for.
+            let found = seen(child.id()).unwrap();
+            assert!(!found.is_zombie && found.parent == std::process::id());
+            let mut signs = nothing();
+            match sign {
+                "marker" => signs.marker = marker.clone(),
+                // Other processes sleep, too, and are not to be killed by this.
+                "name" => {
+                    std::fs::write(format!("/proc/{}/comm", child.id()), "chaos-test-left").ok();
+                    let Some(found) =
+                        seen(child.id()).filter(|seen| seen.name == "chaos-test-left")
+                    else {
+                        println!("skipped: a process cannot be given a name here");
+                        let _ = child.kill();
+                        let _ = child.wait();
+                        continue;
+                    };
+                    signs.name = found.name;
+                }
+                // In the group of these tests, so not by `wait`, which kills.
+                _ => {
+                    let group = found.group;
+                    signs.groups.insert(group);
+                    let left = super::left(&signs);
+                    assert!(left.iter().any(|(pid, _)| *pid == child.id()), "{left:?}");
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    continue;
+                }
+            }
+            let left = wait(&signs, Duration::ZERO);
+            assert_eq!(left.len(), 1, "{left:?}");
+            assert!(left[0].contains(sign), "{left:?}");
+            let _ = child.wait();
+            assert!(wait(&signs, Duration::ZERO).is_empty());
+        }
+    }
+}
