@@ -91,6 +91,8 @@ pub(crate) fn start(
         story: Arc::clone(&story),
     };
     let desk = desk()?;
+    // Before anything runs: a process must not find the failure of those that used the same queue before it.
+    start.shared.iter().for_each(Shared::adopt);
     let mut launched = None;
     if options.method == StartMethod::Forkserver
         && !start.plans.iter().any(|plan| plan.setup.needs_exec())

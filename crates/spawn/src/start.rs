@@ -58,7 +58,6 @@ impl Start {
             .zip(launched)
             .map(|(plan, child)| Member::new(plan, child, deadline))
             .collect();
-        shared.iter().for_each(Shared::adopt);
         story.begin(members.iter().map(|member| member.worker.clone()));
         Enrolled {
             members,
