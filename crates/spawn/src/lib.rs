@@ -25,6 +25,7 @@
 //!   period, SIGKILL, and waits on queues that the processes were handed end with the failure.
 //! - No orphan: a child dies with its parent, also when that is killed by SIGKILL. No zombie, no leaked descriptor.
 //! - Different functions under one supervision: [`Group`].
+//! - For crates that keep processes waiting for work: a name for a function that fits into a message ([`Function`]).
 //!
 //! # What a worker is
 //!
@@ -100,6 +101,7 @@ mod death;
 mod entry;
 mod error;
 mod frame;
+mod function;
 mod group;
 mod hello;
 mod image;
@@ -121,6 +123,7 @@ pub use builder::{Builder, builder, spawn};
 pub use context::{SpawnContext, Stopper};
 pub use entry::init;
 pub use error::{Deadlock, Error, ErrorKind, Exit, Result, Worker};
+pub use function::{Failure, Function, attempt};
 pub use group::Group;
 pub use outcome::Outcome;
 pub use process::{Process, Stdin};

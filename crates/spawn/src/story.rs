@@ -1,5 +1,6 @@
 //! What a context and the supervisor share: who the processes are, and how it ended.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -35,6 +36,26 @@ pub(crate) struct Story {
 struct State {
     members: Vec<(Worker, Phase)>,
     end: Option<Result<(), Error>>,
+    hooks: Hooks,
+}
+
+/// What is to be called at the end.
+type Hook = Box<dyn FnOnce(&Result<(), Error>) + Send>;
+
+#[derive(Default)]
+struct Hooks(Vec<Hook>);
+
+impl std::fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} hooks", self.0.len())
+    }
+}
+
+fn call(hook: Hook, end: &Result<(), Error>) {
+    // The supervisor serves all contexts of the program; what one of them does wrong must not end it.
+    if catch_unwind(AssertUnwindSafe(|| hook(end))).is_err() {
+        tracing::error!("what was to be called at the end of a context panicked");
+    }
 }
 
 impl State {
@@ -77,9 +98,27 @@ impl Story {
     /// The first end counts: it is the one that may have been told already.
     pub(crate) fn finish(&self, end: Result<(), Error>) {
         let mut state = self.state.lock();
-        if state.end.is_none() {
-            state.end = Some(end);
-            self.changed.notify_all();
+        if state.end.is_some() {
+            return;
+        }
+        state.end = Some(end.clone());
+        let hooks = std::mem::take(&mut state.hooks);
+        self.changed.notify_all();
+        drop(state);
+        for hook in hooks.0 {
+            call(hook, &end);
+        }
+    }
+
+    /// Has `hook` called at the end, on the supervisor's thread; at once if the end has come.
+    pub(crate) fn on_end(&self, hook: Hook) {
+        let mut state = self.state.lock();
+        match state.end.clone() {
+            None => state.hooks.0.push(hook),
+            Some(end) => {
+                drop(state);
+                call(hook, &end);
+            }
         }
     }
 

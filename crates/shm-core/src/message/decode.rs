@@ -71,6 +71,32 @@ impl Incoming {
     }
 }
 
+impl Incoming {
+    /// Reads a value from the front of the message, and gives the rest, which holds all that the message refers to. For
+    /// receivers that learn from the front what the rest is.
+    ///
+    /// # Errors
+    /// `Decode` when the bytes are not what the type reads, also when the type has a tensor in it; everything the message
+    /// held is released then.
+    pub fn split_prefix<H: DeserializeOwned>(mut self) -> Result<(H, Self)> {
+        match postcard::take_from_bytes::<H>(&self.body) {
+            Ok((head, rest)) => {
+                let read = self.body.len() - rest.len();
+                self.body.drain(..read);
+                Ok((head, self))
+            }
+            Err(cause) => Err(Error::new(
+                ErrorKind::Decode,
+                format!(
+                    "the front of a message could not be read as {}: {cause}",
+                    std::any::type_name::<H>()
+                ),
+            )
+            .because(cause)),
+        }
+    }
+}
+
 struct DecodeGuard(Option<DecodeScope>);
 
 impl Drop for DecodeGuard {
