@@ -25,6 +25,7 @@ pub mod channel;
 mod error;
 mod event;
 mod lane;
+pub mod pool;
 mod queue;
 mod wait;
 
@@ -32,5 +33,6 @@ pub use barrier::Barrier;
 pub use error::{Error, ErrorKind, PutError, Result};
 pub use event::Event;
 pub use lane::{LaneReceiver, LaneSender, pair, pair_in};
+pub use pool::Pool;
 pub use queue::{Iter, Queue, Receiver, Sender};
 pub use wait::{Deadline, WaitPolicy};

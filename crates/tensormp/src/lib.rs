@@ -34,7 +34,7 @@
 //! |---|---|
 //! | `shm_core` | the arena, tensors in it, the processes that take part |
 //! | `spawn` | functions run in other processes, supervised, their errors brought home |
-//! | `mp_queue` | queues, lanes, events, barriers |
+//! | `mp_queue` | queues, lanes, events, barriers, [pools](mp_queue::pool) |
 //! | `pipeline` | rings of slots, stages of replicated processes: [`pipeline::Pipeline`] |
 //! | `cuda_ipc` | whether there is a CUDA device; not re-exported |
 //!
@@ -51,7 +51,7 @@ pub use ::spawn as spawn_api;
 pub use ::spawn::{Group, Process, SpawnContext, Stdin, init, spawn};
 pub use error::{Error, Result};
 pub use mp_queue::{
-    self, Barrier, Event, LaneReceiver, LaneSender, PutError, Queue, Receiver, Sender, pair,
+    self, Barrier, Event, LaneReceiver, LaneSender, Pool, PutError, Queue, Receiver, Sender, pair,
 };
 pub use pipeline;
 #[cfg(feature = "dlpack")]
@@ -68,7 +68,7 @@ pub use shm_core::{
 pub mod prelude {
     pub use crate::{
         AliasedTensor, Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group, LaneReceiver,
-        LaneSender, Process, Queue, Receiver, Sender, Shape, SharedTensor, SpawnContext, Stdin,
-        Tensor, bf16, f16, pair, spawn,
+        LaneSender, Pool, Process, Queue, Receiver, Sender, Shape, SharedTensor, SpawnContext,
+        Stdin, Tensor, bf16, f16, pair, spawn,
     };
 }
