@@ -254,7 +254,7 @@ fn a_crash_loop_ends_the_waits_of_all() {
         .init(|_| -> () { std::process::exit(4) })
         .start()
         .unwrap();
-    let tasks: Vec<_> = (0..10).map(|()| pool.submit(|()| (), ())).collect();
+    let tasks: Vec<_> = (0..10).map(|_| pool.submit(|()| (), ())).collect();
     for task in tasks {
         let error = task.map(|task| task.wait()).unwrap().unwrap_err();
         assert!(error.to_string().contains("exited with code 4"), "{error}");

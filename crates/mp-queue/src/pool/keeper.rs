@@ -144,6 +144,9 @@ pub(super) fn launch(crew: &Arc<Crew>) -> Result<()> {
         idle_since: Instant::now(),
     });
     crew.dispatch(&mut state);
+    drop(state);
+    // Whoever shuts the pool down has to know of it.
+    ring(&crew.bell);
     Ok(())
 }
 

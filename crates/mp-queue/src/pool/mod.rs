@@ -47,7 +47,7 @@ pub use builder::Builder;
 pub use map::Map;
 pub use task::Task;
 
-use crew::{Crew, Phase, Request};
+use crew::{Crew, Phase, Request, State};
 use job::Job;
 use link::{Ask, ring};
 use sink::Sink;
@@ -292,19 +292,15 @@ impl<S> Pool<S> {
         self.crew
             .wait_for(deadline, None, |state| state.is_drained().then_some(()))
             .ok_or_else(late)?;
-        {
-            let mut state = self.crew.state.lock();
-            for worker in &mut state.workers {
+        // At each look: the keeper may have been about to start one.
+        let gone = |state: &mut State| {
+            for worker in state.workers.iter_mut().filter(|worker| !worker.leaving) {
                 worker.leaving = true;
                 worker.link.close();
             }
-            self.crew.keeper.notify_all();
-        }
-        self.crew
-            .wait_for(deadline, None, |state| {
-                state.workers.is_empty().then_some(())
-            })
-            .ok_or_else(late)?;
+            state.workers.is_empty().then_some(())
+        };
+        self.crew.wait_for(deadline, None, gone).ok_or_else(late)?;
         let state = self.crew.state.lock();
         if state.crashes.given_up {
             return Err(state.crashes.error());
