@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
+use shm_core::deadlock::Servant;
 
 use super::crew::{Crew, Flight, Leader, Phase, Request, State, Worker, closed};
 use super::launcher::{Cause, End};
@@ -29,6 +30,7 @@ enum Chore {
 
 /// Until the pool is closed.
 pub(super) fn keep(crew: &Arc<Crew>) {
+    let _servant = Servant::enter();
     loop {
         match next_chore(crew) {
             Chore::Bury(id, end) => bury(crew, id, &end),
@@ -78,11 +80,12 @@ fn lead(crew: &Crew) {
         }
         state.leader = Leader::Keeper;
     }
-    wait(
+    // With a deadline, however late: a wait without one would count among those of the user's threads.
+    let _ = wait::<(), Error>(
         &crew.bell,
         0,
         WaitPolicy::Park,
-        Deadline::Never,
+        Deadline::after(Duration::from_secs(3600)),
         || true,
         |_| {
             let mut state = crew.state.lock();
@@ -92,7 +95,7 @@ fn lead(crew: &Crew) {
                 || !state.ended.is_empty()
                 || state.phase == Phase::Closed
                 || crew.lacks_a_worker(&state);
-            over.then_some(())
+            over.then_some(Ok(()))
         },
     );
     let mut state = crew.state.lock();
@@ -174,7 +177,7 @@ fn bury(crew: &Crew, id: u64, end: &End) {
 }
 
 impl Crew {
-    fn lacks_a_worker(&self, state: &State) -> bool {
+    pub(super) fn lacks_a_worker(&self, state: &State) -> bool {
         let wanted = match self.options.idle_timeout {
             None => state.phase == Phase::Open || !state.is_drained(),
             Some(_) => !state.queue.is_empty(),

@@ -4,24 +4,30 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, MutexGuard};
 
+use shm_core::object::Object;
+
 use super::crew::{Crew, Leader, State};
 use super::sink::Sink;
+use crate::error::Result;
 use crate::wait::{Deadline, wait};
 
 impl Crew {
     /// Waits until `done` gives something, leading or following; `None` when the deadline is over. A follower looks when
     /// something came into `sink`.
+    ///
+    /// # Errors
+    /// `Deadlock` when nobody can end this wait any more: the tasks wait for what only this process could do.
     pub(super) fn wait_for<T>(
         &self,
         deadline: Deadline,
         sink: Option<&Sink>,
         mut done: impl FnMut(&mut State) -> Option<T>,
-    ) -> Option<T> {
+    ) -> Option<Result<T>> {
         let mut state = self.state.lock();
         loop {
             self.turn(&mut state);
             if let Some(answer) = done(&mut state) {
-                return Some(answer);
+                return Some(Ok(answer));
             }
             if deadline.is_now() {
                 return None;
@@ -29,6 +35,13 @@ impl Crew {
             if state.leader != Leader::Caller {
                 // The keeper sees that the lead is not its own any more.
                 state.leader = Leader::Caller;
+                // What the next reply can come through: looked at without the lock while this thread spins.
+                let watched: Vec<Object> = state
+                    .workers
+                    .iter()
+                    .filter(|worker| !worker.flights.is_empty())
+                    .map(|worker| worker.link.replies().clone())
+                    .collect();
                 drop(state);
                 let lead = Lead(self);
                 let answer = wait(
@@ -36,22 +49,36 @@ impl Crew {
                     0,
                     self.options.policy,
                     deadline,
-                    || true,
+                    || watched.iter().any(|lane| lane.lookout(0).glance()),
                     |_| {
                         let mut state = self.state.lock();
                         self.turn(&mut state);
-                        done(&mut state)
+                        done(&mut state).map(Ok)
                     },
                 );
                 drop(lead);
-                return answer;
+                match answer {
+                    // A worker that is being replaced is not there to be seen.
+                    Some(Err(error)) if self.is_in_motion() => {
+                        tracing::debug!(%error, "not so: a worker is being replaced");
+                        state = self.state.lock();
+                        continue;
+                    }
+                    answer => return answer,
+                }
             }
             match self.follow(&mut state, deadline, sink, &mut done) {
-                Followed::Done(answer) => return Some(answer),
+                Followed::Done(answer) => return Some(Ok(answer)),
                 Followed::TimedOut => return None,
                 Followed::Lead => {}
             }
         }
+    }
+
+    /// Whether workers end or are started.
+    fn is_in_motion(&self) -> bool {
+        let state = self.state.lock();
+        !state.ended.is_empty() || self.lacks_a_worker(&state)
     }
 
     fn follow<T>(

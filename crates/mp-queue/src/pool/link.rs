@@ -145,6 +145,11 @@ impl Link {
         }
     }
 
+    /// What replies come through.
+    pub(super) fn replies(&self) -> &Object {
+        self.replies.object()
+    }
+
     /// The next reply, if there is one.
     pub(super) fn reply(&mut self) -> Result<Option<Incoming>> {
         match self.replies.try_get()? {

@@ -246,9 +246,12 @@ where
                 continue;
             }
             let sink = &self.sink;
-            self.crew.wait_for(Deadline::Never, Some(sink), |_| {
+            let waited = self.crew.wait_for(Deadline::Never, Some(sink), |_| {
                 (!sink.is_empty()).then_some(())
             });
+            if let Some(Err(error)) = waited {
+                return Some(Err(error));
+            }
         }
     }
 }

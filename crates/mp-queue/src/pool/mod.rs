@@ -291,7 +291,7 @@ impl<S> Pool<S> {
         };
         self.crew
             .wait_for(deadline, None, |state| state.is_drained().then_some(()))
-            .ok_or_else(late)?;
+            .ok_or_else(late)??;
         // At each look: the keeper may have been about to start one.
         let gone = |state: &mut State| {
             for worker in state.workers.iter_mut().filter(|worker| !worker.leaving) {
@@ -300,7 +300,9 @@ impl<S> Pool<S> {
             }
             state.workers.is_empty().then_some(())
         };
-        self.crew.wait_for(deadline, None, gone).ok_or_else(late)?;
+        self.crew
+            .wait_for(deadline, None, gone)
+            .ok_or_else(late)??;
         let state = self.crew.state.lock();
         if state.crashes.given_up {
             return Err(state.crashes.error());

@@ -43,7 +43,7 @@ impl<V> Task<V> {
     /// Whether the outcome is there, so that waiting for it takes no time.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.given || self.arrives(Deadline::Now)
+        self.given || matches!(self.arrives(Deadline::Now), Some(Ok(())))
     }
 
     /// Stops it: a task that was not begun never is, and one that runs is ended by killing its worker, which is replaced.
@@ -55,11 +55,10 @@ impl<V> Task<V> {
         self.crew.cancel(self.number)
     }
 
-    fn arrives(&self, deadline: Deadline) -> bool {
+    fn arrives(&self, deadline: Deadline) -> Option<Result<()>> {
         let arrived = || (!self.sink.is_empty()).then_some(());
         self.crew
             .wait_for(deadline, Some(&self.sink), |_| arrived())
-            .is_some()
     }
 }
 
@@ -68,7 +67,7 @@ impl<V: DeserializeOwned> Task<V> {
     ///
     /// # Errors
     /// `TaskRaised`, `TaskPanicked`, `TaskLost` when the worker ended, `TaskCancelled`, `CrashLoop`; `Closed` when the
-    /// pool is gone; what decoding the result can answer.
+    /// pool is gone; `Deadlock` when all that could end the wait wait themselves; what decoding the result can answer.
     pub fn wait(mut self) -> Result<V> {
         self.take(Deadline::Never).unwrap_or_else(|| Err(closed()))
     }
@@ -84,8 +83,11 @@ impl<V: DeserializeOwned> Task<V> {
     }
 
     fn take(&mut self, deadline: Deadline) -> Option<Result<V>> {
-        if self.given || !self.arrives(deadline) {
+        if self.given {
             return None;
+        }
+        if let Err(error) = self.arrives(deadline)? {
+            return Some(Err(error));
         }
         let arrived = self.sink.pop()?;
         self.given = true;

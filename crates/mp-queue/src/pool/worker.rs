@@ -8,7 +8,7 @@ use shm_core::message::Incoming;
 use super::job::{Job, refusal};
 use super::link::{Ask, Ends, Form, Told, Turn};
 use crate::channel::{Channel, Got};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::wait::Deadline;
 
 /// How often a worker looks at its memory, at most: reading it takes some 20 µs.
@@ -39,7 +39,7 @@ pub(super) fn serve<S: 'static>(mut ends: Ends, init: impl FnOnce(usize) -> S) -
         let Some(mut reply) = job.reply.take() else {
             // The pool must not wait for it: ending says that something is wrong.
             return Err(crate::Error::new(
-                crate::ErrorKind::Arena(shm_core::ErrorKind::Encode),
+                ErrorKind::Arena(shm_core::ErrorKind::Encode),
                 format!("no reply to task {} could be made", job.task),
             ));
         };
@@ -76,23 +76,27 @@ fn next(requests: &Channel, ends: &mut Ends, position: u64) -> Result<Option<(In
     let object = requests.object().clone();
     let there = object.lookout(0);
     let mut turn = None;
-    let message = requests.get_with(Deadline::Never, || {
-        if turn.is_none() && there.glance() {
-            turn = Some(ends.begin(position));
+    loop {
+        let message = requests.get_with(Deadline::Never, || {
+            if turn.is_none() && there.glance() {
+                turn = Some(ends.begin(position));
+            }
+            match turn {
+                Some(Turn::Halted) => Ok(Got::Drained),
+                None if !requests.is_closed() => Ok(Got::NotNow),
+                _ => Ok(ends.requests.try_get()?.into()),
+            }
+        });
+        match message {
+            Ok(message) => {
+                let turn = turn.unwrap_or_else(|| ends.begin(position));
+                return Ok(Some((message, turn)));
+            }
+            Err(error) if error.is_closed() => return Ok(None),
+            // That the program hangs is for those to say who have something to do.
+            Err(error) if matches!(error.kind(), ErrorKind::Deadlock(_)) => {}
+            Err(error) => return Err(error),
         }
-        match turn {
-            Some(Turn::Halted) => Ok(Got::Drained),
-            None if !requests.is_closed() => Ok(Got::NotNow),
-            _ => Ok(ends.requests.try_get()?.into()),
-        }
-    });
-    match message {
-        Ok(message) => Ok(Some((
-            message,
-            turn.unwrap_or_else(|| ends.begin(position)),
-        ))),
-        Err(error) if error.is_closed() => Ok(None),
-        Err(error) => Err(error),
     }
 }
 
