@@ -63,6 +63,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // The workers of the pools that `bench` measures are this program.
+    spawn::init();
     let done = match Cli::parse().command {
         Command::Test(args) => test::run(&args),
         Command::Ci => ci::run(),

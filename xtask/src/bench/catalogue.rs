@@ -8,6 +8,7 @@ use super::filling::Filling;
 use super::floor::{CacheLine, FutexWake};
 use super::memory::{FirstTouch, Memcpy};
 use super::payload::{LARGE, SIZES};
+use super::pool::{Pooled, PythonCall, RoundTrip, Work};
 use super::queue::{Kind, Queued};
 use super::ring::{Ring, Waiting};
 use super::stream::{Stream, Transport};
@@ -23,6 +24,8 @@ pub(crate) enum Suite {
     Queue,
     /// Tensors made, filled, cloned, sent and dropped, and an arena joined.
     Memory,
+    /// Tasks of a pool: single calls, and those of a map.
+    Pool,
 }
 
 /// A subject and the floor that fits it; none: the subject itself.
@@ -33,7 +36,13 @@ pub(crate) struct Case {
 
 impl Suite {
     pub(crate) fn all() -> Vec<Suite> {
-        vec![Suite::Floor, Suite::Handoff, Suite::Queue, Suite::Memory]
+        vec![
+            Suite::Floor,
+            Suite::Handoff,
+            Suite::Queue,
+            Suite::Memory,
+            Suite::Pool,
+        ]
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -42,6 +51,7 @@ impl Suite {
             Suite::Handoff => "handoff",
             Suite::Queue => "queue",
             Suite::Memory => "memory",
+            Suite::Pool => "pool",
         }
     }
 
@@ -68,6 +78,15 @@ impl Suite {
                 .into_iter()
                 .map(|kind| Case::busy(Queued { kind, size: LARGE }))
                 .collect(),
+            Suite::Pool => {
+                let work = [Work::Call, Work::Map { chunk: 1 }, Work::Map { chunk: 16 }];
+                let mut cases: Vec<_> = work
+                    .into_iter()
+                    .map(|work| Case::task(Pooled(work)))
+                    .collect();
+                cases.push(Case::task(PythonCall));
+                cases
+            }
         }
     }
 }
@@ -78,6 +97,14 @@ impl Case {
         Case {
             subject: Box::new(subject),
             floor: Some(Box::new(CacheLine)),
+        }
+    }
+
+    /// A task, which cannot take less than its message there and back.
+    fn task(subject: impl Subject + 'static) -> Case {
+        Case {
+            subject: Box::new(subject),
+            floor: Some(Box::new(RoundTrip)),
         }
     }
 
@@ -196,6 +223,8 @@ mod tests {
             "alloc 4KiB at 1000000",
             "drop 4KiB at 1 among 64",
             "attach 64GiB",
+            "call",
+            "map",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

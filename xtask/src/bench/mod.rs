@@ -1,8 +1,9 @@
 //! Measure hand-overs between two real processes, against the floor of this machine.
 //!
 //! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
-//! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue) and `memory` (making, filling, cloning,
-//! sending and dropping tensors, and joining an arena). Floor and subject alternate in short batches, and a ratio is the median
+//! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue), `memory` (making, filling, cloning,
+//! sending and dropping tensors, and joining an arena) and `pool` (tasks of a pool, against the round trip of a queue). Floor
+//! and subject alternate in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
 mod arena;
@@ -21,6 +22,7 @@ mod mapping;
 mod memory;
 mod pair;
 mod payload;
+mod pool;
 mod queue;
 mod report;
 mod ring;
@@ -57,6 +59,9 @@ pub(crate) struct Args {
     /// Keep the run, with notes on the machine, as docs/runs/NAME.jsonl and docs/runs/NAME.md.
     #[arg(long, value_name = "NAME")]
     save: Option<String>,
+    /// A Python whose own pool is measured as well.
+    #[arg(long, value_name = "PATH")]
+    python: Option<std::path::PathBuf>,
     /// Measure with this build of xtask even if it isn't optimised: for testing the benchmark itself.
     #[arg(long, hide = true)]
     as_built: bool,
@@ -70,6 +75,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(pins) => pins,
         None => machine::choose_pins()?,
     };
+    if let Some(path) = &args.python {
+        pool::use_python(path.clone());
+    }
     let suites = if args.suites.is_empty() {
         Suite::all()
     } else {
@@ -91,6 +99,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                     case.subject.name(),
                     needed >> 20,
                     free >> 20
+                );
+                continue;
+            }
+            if let Err(reason) = case.subject.prepare() {
+                eprintln!(
+                    "left out {}: {}: {reason}",
+                    suite.name(),
+                    case.subject.name()
                 );
                 continue;
             }

@@ -62,6 +62,10 @@ pub(crate) trait Subject {
     fn room(&self) -> u64 {
         0
     }
+    /// Makes what has to be there before anything is measured, or says why the case must be left out.
+    fn prepare(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
     fn connect(&self) -> Result<Connection>;
     fn open(&self, side: Side, link: Link) -> Result<Box<dyn End>>;
 }
