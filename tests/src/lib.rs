@@ -35,3 +35,9 @@ pub struct Strategies;
 #[doc = include_str!("../../docs/src/memory.md")]
 #[derive(Debug)]
 pub struct Memory;
+
+/// Pools.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/pool.md")]
+#[derive(Debug)]
+pub struct Pools;

@@ -13,6 +13,9 @@ pub(crate) const TESTS: &[Test] = &tests![
     idle_workers_leave_and_come_back,
     a_worker_may_have_a_pool_of_its_own,
     a_task_of_a_thread_cannot_submit_to_a_pool,
+    waiting_costs_no_cpu,
+    a_task_that_waits_for_its_caller_is_told_as_a_deadlock,
+    a_long_task_is_no_deadlock,
 ];
 
 fn pid_after((grow, wait): (usize, u64)) -> Result<u32, String> {
@@ -92,4 +95,61 @@ fn a_task_of_a_thread_cannot_submit_to_a_pool() {
         panic!("{error:?}")
     };
     assert!(chain[0].contains("submit it outside"), "{chain:?}");
+}
+
+/// Ticks of 10 ms that a process has run, all threads.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    [11, 12]
+        .iter()
+        .map(|&field| fields[field].parse::<u64>().expect("a number"))
+        .sum()
+}
+
+fn waiting_costs_no_cpu() {
+    fn naps(_: ()) -> tensormp::Result<()> {
+        std::thread::sleep(Duration::from_millis(1500));
+        Ok(())
+    }
+    let pool = Pool::new(2).unwrap();
+    for _ in 0..20 {
+        pool.call(|()| (), ()).unwrap();
+    }
+    let all: Vec<u32> = pool
+        .pids()
+        .into_iter()
+        .chain([std::process::id()])
+        .collect();
+    let before: u64 = all.iter().map(|&pid| ticks(pid)).sum();
+    // One sleeps in its task, one waits for a request, and this process waits for the reply.
+    pool.call(naps, ()).unwrap();
+    let after: u64 = all.iter().map(|&pid| ticks(pid)).sum();
+    // A wait that spins takes 150 ticks; counting them has a tick's grain for each thread.
+    assert!(after - before <= 30, "{before} {after}");
+}
+
+fn a_task_that_waits_for_its_caller_is_told_as_a_deadlock() {
+    fn gets(from: Receiver<u32>) -> tensormp::Result<u32> {
+        Ok(from.get()?)
+    }
+    let pool = Pool::new(2).unwrap();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    // Nobody will put: whoever could is waiting.
+    let error = pool.call(gets, from).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("deadlock"), "{text}");
+    drop(to);
+}
+
+fn a_long_task_is_no_deadlock() {
+    let pool = Pool::new(2).unwrap();
+    let nap = |millis: u64| {
+        std::thread::sleep(Duration::from_millis(millis));
+        Ok::<_, String>(millis)
+    };
+    // Longer than two looks for a deadlock are apart; the other worker waits meanwhile.
+    assert_eq!(pool.call(nap, 3000).unwrap(), 3000);
+    assert_eq!(pool.map(nap, [1500, 1, 1]).unwrap().count(), 3);
 }
