@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use shm_core::arena::Arena;
-use shm_core::message::Outgoing;
+use shm_core::message::{Incoming, Outgoing};
 use shm_core::object::Object;
 
 use super::launcher::{End, Launcher, Running};
@@ -273,8 +273,13 @@ impl Crew {
             crashes,
             ..
         } = state;
+        let had_given_up = crashes.given_up;
         for worker in workers.iter_mut() {
             self.collect(worker, pace, crashes);
+        }
+        if had_given_up && !crashes.given_up {
+            // Workers are started again.
+            self.keeper.notify_all();
         }
         if !state.queue.is_empty() {
             self.dispatch(state);
@@ -290,7 +295,7 @@ impl Crew {
             return;
         }
         while !worker.flights.is_empty() {
-            let reply = match worker.link.reply() {
+            let mut message = match worker.link.reply() {
                 Ok(Some(reply)) => reply,
                 Ok(None) => return,
                 Err(error) if is_shortage(&error) => {
@@ -303,8 +308,8 @@ impl Crew {
                     return;
                 }
             };
-            let read = reply.split_prefix::<Told>();
-            let (Ok((told, message)), Some(flight)) = (read, worker.flights.pop_front()) else {
+            let told = message.take_prefix::<Told>();
+            let (Ok(told), Some(flight)) = (told, worker.flights.pop_front()) else {
                 worker.dismiss();
                 return;
             };
@@ -395,7 +400,7 @@ impl Crew {
 }
 
 impl Request {
-    pub(super) fn tell(self, outcome: Result<shm_core::message::Incoming>) {
+    pub(super) fn tell(self, outcome: Result<Box<Incoming>>) {
         self.sink.push(Arrived {
             index: self.index,
             task: self.task,
@@ -406,7 +411,7 @@ impl Request {
 }
 
 impl Flight {
-    pub(super) fn tell(&self, pid: u32, outcome: Result<shm_core::message::Incoming>) {
+    pub(super) fn tell(&self, pid: u32, outcome: Result<Box<Incoming>>) {
         self.sink.push(Arrived {
             index: self.index,
             task: self.task,

@@ -22,7 +22,7 @@ pub(crate) struct Job {
     /// When the task was begun, on the clock of [`now_ns`].
     pub(super) since: u64,
     /// The arguments, until they are read.
-    pub(super) message: Option<Incoming>,
+    pub(super) message: Option<Box<Incoming>>,
     /// The reply.
     pub(super) reply: Option<Outgoing>,
 }

@@ -150,10 +150,10 @@ impl Link {
         self.replies.object()
     }
 
-    /// The next reply, if there is one.
-    pub(super) fn reply(&mut self) -> Result<Option<Incoming>> {
+    /// The next reply, if there is one. In a box, because it goes through many hands.
+    pub(super) fn reply(&mut self) -> Result<Option<Box<Incoming>>> {
         match self.replies.try_get()? {
-            Get::Message(message, _) => Ok(Some(message)),
+            Get::Message(message, _) => Ok(Some(Box::new(message))),
             Get::Empty | Get::Pending(_) | Get::Drained => Ok(None),
         }
     }
@@ -346,11 +346,11 @@ mod tests {
             assert!(next.ask(&mut message.forward(&arena).unwrap()).unwrap());
         }
         for expected in 1..5_u32 {
-            let Get::Message(message, _) = ends.requests.try_get().unwrap() else {
+            let Get::Message(mut message, _) = ends.requests.try_get().unwrap() else {
                 panic!("message {expected} is missing");
             };
-            let (number, rest) = message.split_prefix::<u32>().unwrap();
-            let (text, tensor): (String, shm_core::Tensor<u32>) = rest.decode().unwrap();
+            let number = message.take_prefix::<u32>().unwrap();
+            let (text, tensor): (String, shm_core::Tensor<u32>) = message.decode().unwrap();
             assert_eq!((number, text.len()), (expected, expected as usize * 40));
             assert_eq!(tensor.as_slice(), [expected; 300]);
         }

@@ -240,9 +240,8 @@ where
                 return Some(outcome);
             }
             if self.window.is_empty() {
-                if self.items.is_none() {
-                    return None;
-                }
+                // The input has ended; or what was taken last has just been given out.
+                self.items.as_ref()?;
                 continue;
             }
             let sink = &self.sink;

@@ -18,7 +18,7 @@ pub(super) struct Arrived {
     pub(super) task: u64,
     pub(super) pid: u32,
     /// The reply, still encoded, or why there is none.
-    pub(super) outcome: Result<Incoming>,
+    pub(super) outcome: Result<Box<Incoming>>,
 }
 
 impl Arrived {

@@ -72,7 +72,11 @@ pub(super) fn serve<S: 'static>(mut ends: Ends, init: impl FnOnce(usize) -> S) -
 }
 
 /// Waits for the next request, takes its turn, then takes it out. `None` when there is a reason to leave.
-fn next(requests: &Channel, ends: &mut Ends, position: u64) -> Result<Option<(Incoming, Turn)>> {
+fn next(
+    requests: &Channel,
+    ends: &mut Ends,
+    position: u64,
+) -> Result<Option<(Box<Incoming>, Turn)>> {
     let object = requests.object().clone();
     let there = object.lookout(0);
     let mut turn = None;
@@ -90,7 +94,7 @@ fn next(requests: &Channel, ends: &mut Ends, position: u64) -> Result<Option<(In
         match message {
             Ok(message) => {
                 let turn = turn.unwrap_or_else(|| ends.begin(position));
-                return Ok(Some((message, turn)));
+                return Ok(Some((Box::new(message), turn)));
             }
             Err(error) if error.is_closed() => return Ok(None),
             // That the program hangs is for those to say who have something to do.
@@ -101,8 +105,8 @@ fn next(requests: &Channel, ends: &mut Ends, position: u64) -> Result<Option<(In
 }
 
 /// Runs one request, or passes it over; leaves the reply in the job.
-fn run(job: &mut Job, message: Incoming, begun: bool) -> Result<()> {
-    let (ask, message) = message.split_prefix::<Ask>()?;
+fn run(job: &mut Job, mut message: Box<Incoming>, begun: bool) -> Result<()> {
+    let ask = message.take_prefix::<Ask>()?;
     job.task = ask.task;
     job.since = now_ns();
     if !begun {

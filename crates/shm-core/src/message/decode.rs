@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use super::parse::{Body, What};
+use super::parse::{Body, FEW, What};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 
@@ -25,7 +25,7 @@ pub(crate) struct Arrived {
 ///
 /// Dropped in order: ends and slots lie in the block of their object, which may be gone with its last handle.
 #[derive(Debug, Default)]
-pub(crate) struct Entries(pub(crate) SmallVec<[Option<Arrived>; 4]>);
+pub(crate) struct Entries(pub(crate) SmallVec<[Option<Arrived>; FEW]>);
 
 impl FromIterator<Option<Arrived>> for Entries {
     fn from_iter<I: IntoIterator<Item = Option<Arrived>>>(entries: I) -> Self {
@@ -72,18 +72,18 @@ impl Incoming {
 }
 
 impl Incoming {
-    /// Reads a value from the front of the message, and gives the rest, which holds all that the message refers to. For
-    /// receivers that learn from the front what the rest is.
+    /// Takes a value off the front of the message; the rest holds all that the message refers to. For receivers that learn
+    /// from the front what the rest is.
     ///
     /// # Errors
-    /// `Decode` when the bytes are not what the type reads, also when the type has a tensor in it; everything the message
-    /// held is released then.
-    pub fn split_prefix<H: DeserializeOwned>(mut self) -> Result<(H, Self)> {
+    /// `Decode` when the bytes are not what the type reads, also when the type has a tensor in it. The message is as it
+    /// was then.
+    pub fn take_prefix<H: DeserializeOwned>(&mut self) -> Result<H> {
         match postcard::take_from_bytes::<H>(&self.body) {
             Ok((head, rest)) => {
                 let read = self.body.len() - rest.len();
                 self.body.drain(..read);
-                Ok((head, self))
+                Ok(head)
             }
             Err(cause) => Err(Error::new(
                 ErrorKind::Decode,

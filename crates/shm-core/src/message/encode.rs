@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::decode::{Arrived, Incoming, decode_with};
 use super::parse::{
-    Body, Entry, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
+    Body, Entry, FEW, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
     parse_spilled, words_of,
 };
 use super::strict::Whole;
@@ -391,7 +391,7 @@ impl Incoming {
 
 /// Table and body of an own message.
 struct View {
-    entries: SmallVec<[Entry; 4]>,
+    entries: SmallVec<[Entry; FEW]>,
     body: Body,
 }
 

@@ -20,6 +20,9 @@ pub(super) const FORM_INLINE: u8 = 1;
 pub(super) const FORM_SPILLED: u8 = 2;
 /// A ring's message: one slot, and words of the ring's own.
 pub(crate) const FORM_SLOT: u8 = 3;
+/// Handles that a message has room for without an allocation. More of them would make each message larger, which is moved
+/// a dozen times on its way and mostly has one or none.
+pub(crate) const FEW: usize = 2;
 /// Handles that one message may carry.
 pub(super) const HANDLES_MAX: usize = 1 << 20;
 
@@ -127,7 +130,7 @@ pub(super) fn malformed(why: &str) -> Error {
     )
 }
 
-fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; 4]>> {
+fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; FEW]>> {
     // Each entry has at least 12 bytes: the count cannot make us reserve more than the table justifies.
     if count > bytes.len() / 12 {
         return Err(malformed("more handles than its table has room for"));
@@ -166,7 +169,7 @@ fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; 4]>> {
 
 pub(super) fn parse_inline(
     bytes: &[u8; PAYLOAD_WORDS * 8],
-) -> Result<(SmallVec<[Entry; 4]>, Body)> {
+) -> Result<(SmallVec<[Entry; FEW]>, Body)> {
     let (table, body) = (usize::from(bytes[2]), usize::from(bytes[3]));
     if bytes[0] != FORM_INLINE || table + body > INLINE {
         return Err(malformed("its lengths do not fit its cell"));
@@ -178,7 +181,7 @@ pub(super) fn parse_inline(
     ))
 }
 
-pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Body)> {
+pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; FEW]>, Body)> {
     let (header, rest) = bytes
         .split_first_chunk::<24>()
         .ok_or_else(|| malformed("its header is cut short"))?;
@@ -197,7 +200,7 @@ pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; 4]>, Body)
 
 /// Everything a payload refers to, and its body; used by takers, reapers and the audit alike.
 pub(crate) struct Parsed {
-    pub(crate) entries: SmallVec<[Entry; 4]>,
+    pub(crate) entries: SmallVec<[Entry; FEW]>,
     pub(crate) body: Body,
 }
 
