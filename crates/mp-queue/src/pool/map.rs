@@ -32,6 +32,8 @@ pub struct Map<'p, I, V> {
     ordered: bool,
     chunk: usize,
     in_flight: Option<usize>,
+    /// How many items might be taken when that was last asked.
+    last_limit: usize,
     /// Items taken and not given out.
     taken: usize,
     /// The index of the next message.
@@ -62,6 +64,7 @@ impl<'p, I, V> Map<'p, I, V> {
             ordered: true,
             chunk: 1,
             in_flight: None,
+            last_limit: 0,
             taken: 0,
             next: 0,
             window: VecDeque::new(),
@@ -116,12 +119,13 @@ where
 
     /// Takes items from the input and submits them, up to the limit.
     fn fill(&mut self) {
-        let limit = self.limit();
         // Not item by item: each time costs a lock and a look at all workers.
-        if self.items.is_none() || self.taken > limit / 2 {
+        if self.items.is_none() || self.taken > self.last_limit / 2 {
             return;
         }
-        let mut requests = Vec::with_capacity(limit - self.taken);
+        let limit = self.limit();
+        self.last_limit = limit;
+        let mut requests = Vec::with_capacity(limit.saturating_sub(self.taken));
         while self.taken < limit {
             let most = self.chunk.min(limit - self.taken);
             let Some(items) = &mut self.items else { break };
