@@ -6,7 +6,7 @@ use integration_tests::Test;
 use tensormp::mp_queue::ErrorKind;
 use tensormp::prelude::*;
 
-use crate::workers::{Workers, with_both};
+use crate::workers::{Workers, see_threads_off, with_both};
 
 pub(crate) const TESTS: &[Test] = with_both![
     a_task_that_was_not_begun_can_be_cancelled_and_never_runs,
@@ -94,7 +94,8 @@ fn a_shutdown_with_a_limit_ends<W: Workers>() {
     assert_eq!(error.kind(), &ErrorKind::Closed);
     // A thread cannot be killed, so it is let go on; a process is gone.
     go.set();
-    while from.get().is_ok() {}
+    drop(from);
+    see_threads_off();
 }
 
 fn a_closed_pool_takes_nothing_and_finishes_what_it_has<W: Workers>() {
@@ -128,8 +129,8 @@ fn a_dropped_pool_tells_those_who_wait<W: Workers>() {
         }
     });
     go.set();
-    drop(to);
-    while from.get().is_ok() {}
+    drop((to, from));
+    see_threads_off();
 }
 
 fn a_pool_of_nobody_is_refused<W: Workers>() {

@@ -27,6 +27,21 @@ impl Workers for Threads {
     }
 }
 
+/// Waits until threads have ended that a pool had to leave alone: what they hold is given back then.
+pub(crate) fn see_threads_off() {
+    let is_worker = |thread: &std::fs::DirEntry| {
+        std::fs::read_to_string(thread.path().join("comm"))
+            .is_ok_and(|name| name.starts_with("worker."))
+    };
+    while std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .flatten()
+        .any(|thread| is_worker(&thread))
+    {
+        std::thread::yield_now();
+    }
+}
+
 /// Tests that run with either kind, from functions generic over it.
 macro_rules! with_both {
     ($($name:ident),* $(,)?) => {

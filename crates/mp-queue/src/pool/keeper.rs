@@ -329,6 +329,9 @@ impl Crew {
         let mut workers = std::mem::take(&mut state.workers);
         for worker in &mut workers {
             worker.dismiss();
+            if !worker.flights.is_empty() {
+                worker.running.leave_alone();
+            }
             for flight in worker.flights.drain(..).filter(|flight| !flight.cancelled) {
                 flight.tell(worker.pid, Err(closed()));
             }

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::JoinHandle;
 
 use spawn::SpawnContext;
 
@@ -45,13 +46,16 @@ pub(super) trait Launcher: Send + Sync {
     fn can_kill(&self) -> bool;
 }
 
-/// A worker that was started.
+/// A worker that was started. Dropping it waits until it has ended, unless it was left alone.
 pub(super) trait Running: Send {
     /// Its process id.
     fn pid(&self) -> u32;
 
     /// Ends it now. Returns at once.
     fn kill(&self);
+
+    /// What cannot be killed is not waited for: it is in the middle of a task.
+    fn leave_alone(&mut self);
 }
 
 /// Workers as processes of their own.
@@ -95,12 +99,14 @@ impl Running for SpawnContext<()> {
     fn kill(&self) {
         SpawnContext::kill(self);
     }
+
+    fn leave_alone(&mut self) {}
 }
 
 /// Workers as threads of this process.
 pub(super) struct Threads<I>(pub(super) I);
 
-struct ThisProcess;
+struct Thread(Option<JoinHandle<()>>);
 
 thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
@@ -141,7 +147,7 @@ where
             });
         };
         match thread.spawn(run) {
-            Ok(_) => Ok(Box::new(ThisProcess)),
+            Ok(thread) => Ok(Box::new(Thread(Some(thread)))),
             Err(error) => Err(Error::new(
                 ErrorKind::NoWorker,
                 format!("a thread for a worker could not be started: {error}"),
@@ -154,10 +160,23 @@ where
     }
 }
 
-impl Running for ThisProcess {
+impl Running for Thread {
     fn pid(&self) -> u32 {
         std::process::id()
     }
 
     fn kill(&self) {}
+
+    fn leave_alone(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // Its lane is closed, or it has ended already. How it ended was told.
+        if let Some(thread) = self.0.take() {
+            let _ = thread.join();
+        }
+    }
 }
