@@ -4,6 +4,7 @@
 
 mod harness;
 mod look;
+pub mod named;
 mod receipts;
 
 pub use harness::{Test, allow_leaks, main, main_with_scenes, play};
@@ -24,12 +25,28 @@ pub struct Readme;
 #[derive(Debug)]
 pub struct Tensors;
 
+/// The page about processes.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/spawning.md")]
+#[derive(Debug)]
+pub struct Spawning;
+/// Queues, locks and what else processes meet at.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/primitives.md")]
+#[derive(Debug)]
+pub struct Primitives;
+
 /// How an arena's file comes to be, and names.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/strategies.md")]
 #[derive(Debug)]
 pub struct Strategies;
 
+/// How processes are started.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/starting.md")]
+#[derive(Debug)]
+pub struct Starting;
 /// Limits on memory, and what is kept of it.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/memory.md")]

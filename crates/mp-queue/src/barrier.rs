@@ -1,24 +1,43 @@
-//! `Barrier`: a number of processes wait for each other, as in `std::sync::Barrier`.
+//! `Barrier`: a number of processes wait for each other, as in `std::sync::Barrier`, and never for one that is dead.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
-use shm_core::message::{refuse, refuse_because};
-use shm_core::object::{Array, Object, ObjectKind};
+use shm_core::failure::PeerFailure;
+use shm_core::object::{Object, ObjectKind};
+use shm_core::rounds::{Arrived, Round, Rounds};
+use shm_core::sync::Shared;
 
+use crate::channel::CAUSE_PATIENCE;
 use crate::error::{Error, ErrorKind, Result};
+use crate::primitive::{make, travels};
 use crate::wait::{Deadline, WaitPolicy, wait};
 
-const ARRIVED: u64 = 0xffff_ffff;
-
 /// Lets processes go on once `n` of them have arrived; then it starts over. Clones, also in other processes, name the
-/// same barrier. If one of a context's processes fails, the others' waits end with `PeerFailed`.
+/// same barrier.
+///
+/// If a process dies while it has a handle to the barrier, or one of a context's processes fails, the waits of the others
+/// end with `PeerFailed`, and so do later ones until [`reset`](Self::reset): what Python calls a broken barrier. Python
+/// itself does not notice a death. Unlike there, a wait that times out breaks nothing: who gives up has not arrived.
+///
+/// ```
+/// let barrier = mp_queue::Barrier::new(2)?;
+/// std::thread::scope(|scope| {
+///     let other = scope.spawn(|| barrier.wait());
+///     let last = barrier.wait()?;
+///     assert_ne!(last, other.join().expect("no panic")?, "one of two is the last");
+///     Ok::<(), mp_queue::Error>(())
+/// })?;
+/// # Ok::<(), mp_queue::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Barrier {
     object: Object,
 }
+
+travels!(Barrier, ObjectKind::Barrier, 0, 2);
 
 impl Barrier {
     /// Makes a barrier for `n` processes (or threads) in the current arena.
@@ -42,7 +61,7 @@ impl Barrier {
                 "a barrier for 0 processes was asked for; nobody could ever arrive, so ask for at least 1",
             ));
         }
-        let object = Object::create(arena, ObjectKind::Barrier, [Array::None, Array::None], 2)?;
+        let object = make(arena, ObjectKind::Barrier, 0, 2)?;
         object.word(1).store(n.into(), Ordering::Release);
         Ok(Self { object })
     }
@@ -50,7 +69,8 @@ impl Barrier {
     /// Waits until all have arrived. Answers `true` in the one that arrived last.
     ///
     /// # Errors
-    /// `PeerFailed` when a process of the context that this barrier was handed to failed.
+    /// `PeerFailed` when a process that had a handle to this barrier died, or one of the context that it was handed to
+    /// failed; `Reset`.
     pub fn wait(&self) -> Result<bool> {
         self.wait_until(Deadline::Never)
     }
@@ -63,85 +83,117 @@ impl Barrier {
         self.wait_until(Deadline::after(timeout))
     }
 
+    /// For how many the barrier is.
+    #[must_use]
+    pub fn parties(&self) -> u32 {
+        // It is written once and fits; a peer that wrote over it gets a barrier that opens early.
+        (self.object.word(1).load(Ordering::Acquire) as u32).max(1)
+    }
+
+    /// How many wait at this moment.
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        self.rounds().waiting()
+    }
+
+    /// Whether a process that had a handle to it died, or one of its context failed.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.failure().is_some()
+    }
+
+    /// Makes a broken barrier a new one, with nobody at it. Those who wait now are told `Reset`.
+    pub fn reset(&self) {
+        self.object.begin_anew();
+        self.rounds().reset();
+        let event = self.object.event(0);
+        event.notify_all(|count| event.wake(count));
+    }
+
+    fn rounds(&self) -> Rounds<'_, Shared> {
+        Rounds(self.object.word(0))
+    }
+
+    fn failure(&self) -> Option<PeerFailure> {
+        self.object.failure().or_else(|| {
+            let pid = self.object.bereaved()?;
+            Some(PeerFailure {
+                rank: PeerFailure::UNKNOWN_RANK,
+                pid,
+                name: String::new(),
+                cause: "died while it had a handle to the barrier; `reset()` it for those that are left".into(),
+            })
+        })
+    }
+
+    fn broken(&self) -> Option<Error> {
+        let mut failure = self.failure()?;
+        if self.object.supervisor().is_some() && self.object.failure().is_none() {
+            // Its supervisor is about to say why.
+            let said = |_| self.object.failure().map(Ok::<_, Error>);
+            let patience = Deadline::after(CAUSE_PATIENCE);
+            let (park, nobody) = (WaitPolicy::Park, Cell::new(None));
+            let cause = wait(&self.object, 0, park, patience, &nobody, || true, said);
+            failure = cause.and_then(Result::ok).unwrap_or(failure);
+        }
+        Some(Error::peer_failed(failure, "waiting at a barrier"))
+    }
+
     fn wait_until(&self, deadline: Deadline) -> Result<bool> {
-        // One word: {round: 32 | arrived: 32}, so that arriving and starting the next round are one step.
-        let word = self.object.word(0);
-        let n = self.object.word(1).load(Ordering::Acquire).max(1);
-        let mut seen = word.load(Ordering::SeqCst);
-        let round = loop {
-            let (round, arrived) = (seen >> 32, seen & ARRIVED);
-            let last = arrived + 1 >= n;
-            let next = if last {
-                ((round + 1) & ARRIVED) << 32
-            } else {
-                seen + 1
-            };
-            match word.compare_exchange(seen, next, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) if last => {
-                    let event = self.object.event(0);
-                    event.notify_all(|count| event.wake(count));
-                    return Ok(true);
-                }
-                Ok(_) => break round,
-                Err(other) => seen = other,
+        self.object
+            .arena()
+            .check_not_forked("waiting at a barrier")?;
+        if let Some(error) = self.broken() {
+            return Err(error);
+        }
+        let rounds = self.rounds();
+        let n = self.parties();
+        let round = match rounds.arrive(n) {
+            Arrived::Last => {
+                let event = self.object.event(0);
+                event.notify_all(|count| event.wake(count));
+                return Ok(true);
             }
+            Arrived::In(round) => round,
+        };
+        shm_core::failpoint!("barrier.arrived");
+        let passed = |stand| match stand {
+            Round::Open => None,
+            Round::Over => Some(Ok(false)),
+            Round::Reset => Some(Err(Error::new(
+                ErrorKind::Reset,
+                format!("waiting at a barrier: {} was reset", self.object),
+            ))),
         };
         let attempt = |slow: bool| {
-            if word.load(Ordering::SeqCst) >> 32 != round {
-                return Some(Ok(false));
-            }
-            let failure = slow.then(|| self.object.failure()).flatten()?;
-            Some(Err(Error::peer_failed(failure, "waiting at a barrier")))
+            let stand = passed(rounds.stand(round));
+            stand.or_else(|| slow.then(|| self.broken()).flatten().map(Err))
         };
         let answer = wait(
             &self.object,
             0,
             WaitPolicy::Adaptive,
             deadline,
+            &Cell::new(None),
             || true,
             attempt,
         )
         .unwrap_or_else(|| {
+            let waiting = self.waiting();
             Err(Error::new(
                 ErrorKind::TimedOut,
-                format!("not all {n} arrived at the barrier before the deadline"),
+                format!(
+                    "waiting at a barrier: {waiting} of {n} had arrived when the time was over"
+                ),
             ))
         });
-        // Who gives up takes itself out again, unless all have arrived in this very moment.
-        if answer.is_err() && !self.withdraw(round) {
-            return Ok(false);
-        }
-        answer
-    }
-
-    /// Takes one arrival out of this round. `false` when the round is over.
-    fn withdraw(&self, round: u64) -> bool {
-        let word = self.object.word(0);
-        let mut seen = word.load(Ordering::SeqCst);
-        while seen >> 32 == round && seen & ARRIVED > 0 {
-            match word.compare_exchange(seen, seen - 1, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return true,
-                Err(other) => seen = other,
+        match answer {
+            // Who gives up takes itself out again, unless all have arrived in this very moment.
+            Err(error) if *error.kind() != ErrorKind::Reset => {
+                passed(rounds.withdraw(round)).unwrap_or(Err(error))
             }
+            answer => answer,
         }
-        seen >> 32 == round
-    }
-}
-
-impl Serialize for Barrier {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.object.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Barrier {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let object = Object::deserialize(deserializer)?;
-        object.expect(ObjectKind::Barrier).map_err(refuse)?;
-        if object.word_count() < 2 {
-            return Err(refuse_because("a barrier arrived without its words"));
-        }
-        Ok(Self { object })
     }
 }
 

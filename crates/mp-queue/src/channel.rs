@@ -1,20 +1,26 @@
 //! What queues, lanes and rings have in common: one array of messages, two ends, waiting, and what is said when it
 //! ends. For crates that build a primitive of their own on it; programs use [`Queue`](crate::Queue).
 
+use std::cell::Cell;
 use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::arena::Arena;
-use shm_core::failure::PeerFailure;
+use shm_core::cells::Owner;
 use shm_core::message::{self, Incoming, Outgoing};
 use shm_core::object::{Array, Object, ObjectKind};
 use shm_core::slots::Taken;
 use shm_core::transfer::{Get, Put};
 
+use crate::counters;
 use crate::error::{Error, ErrorKind, PutError, Result};
+use crate::holder;
 use crate::wait::{Deadline, WaitPolicy, wait};
+
+mod gone;
+mod together;
 
 /// Index of the producers' end.
 pub const PRODUCERS: u64 = 0;
@@ -26,7 +32,11 @@ pub const NOT_EMPTY: u64 = 0;
 pub const NOT_FULL: u64 = 1;
 
 /// How long the supervisor of a context is given to say why a process of it is gone.
-const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
+pub(crate) const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// The same where a process is known to have died with its end in hand: then the supervisor has something to say as
+/// soon as it gets to run, and one that is itself stopped for longer is not waited for.
+const DEATH_PATIENCE: Duration = Duration::from_secs(3);
 
 /// An object whose array 0 holds messages, with a way to wait.
 #[derive(Clone)]
@@ -42,7 +52,12 @@ impl Channel {
     /// What an allocation in the arena can answer; arrays without elements.
     #[track_caller]
     pub fn create(arena: &Arena, kind: ObjectKind, arrays: [Array; 2]) -> Result<Self> {
-        Ok(Self::over(Object::create(arena, kind, arrays, 0)?))
+        Ok(Self::over(Object::create(
+            arena,
+            kind,
+            arrays,
+            counters::WORDS,
+        )?))
     }
 
     /// The channel in an object that arrived.
@@ -96,8 +111,11 @@ impl Channel {
     ) -> Result<()> {
         // The other side is nearly always there and the cell free: no look at the clock, no closure of `wait`.
         match self.attempt_put(&mut put, false) {
-            Ok(Tried::Done) => Ok(()),
-            Ok(Tried::NotNow) => self.put_later(deadline, put),
+            Ok(Tried::Done(position)) => {
+                self.after_put(position, 1);
+                Ok(())
+            }
+            Ok(Tried::NotNow(_)) => self.put_later(deadline, put),
             Err(error) => Err(error),
         }
     }
@@ -108,25 +126,38 @@ impl Channel {
         deadline: Deadline,
         mut put: impl FnMut() -> shm_core::Result<Put>,
     ) -> Result<()> {
+        let holder = Cell::new(None);
         let mut attempt = |slow: bool| match self.attempt_put(&mut put, slow) {
-            Ok(Tried::Done) => Some(Ok(())),
-            Ok(Tried::NotNow) => None,
+            Ok(Tried::Done(position)) => {
+                self.after_put(position, 1);
+                Some(Ok(()))
+            }
+            Ok(Tried::NotNow(owner)) => {
+                holder.set(owner);
+                None
+            }
             Err(error) => Some(Err(error)),
         };
-        if deadline.is_now() {
-            return attempt(true).unwrap_or_else(|| {
-                Err(Error::new(
-                    ErrorKind::Full,
-                    format!("no room in {} now", self.object),
-                ))
-            });
-        };
-        self.wait(NOT_FULL, deadline, attempt).unwrap_or_else(|| {
+        let in_vain = |kind, when| {
+            let clause = holder::clause(self.object.arena(), holder.get());
             Err(Error::new(
-                ErrorKind::TimedOut,
-                format!("no room in {} before the deadline", self.object),
+                kind,
+                format!("no room in {} {when}{clause}", self.object),
             ))
-        })
+        };
+        if deadline.is_now() {
+            return attempt(true).unwrap_or_else(|| in_vain(ErrorKind::Full, "now"));
+        };
+        wait(
+            &self.object,
+            NOT_FULL,
+            self.policy,
+            deadline,
+            &holder,
+            || true,
+            attempt,
+        )
+        .unwrap_or_else(|| in_vain(ErrorKind::TimedOut, "before the deadline"))
     }
 
     #[inline]
@@ -139,27 +170,30 @@ impl Channel {
             return Err(self.why_gone(CONSUMERS, "putting a message"));
         }
         match put()? {
-            Put::Done(position) => {
-                self.notify(NOT_EMPTY);
-                // A wake that was meant for several is passed on.
-                if self.has_cells()
-                    && self.is_awaited(NOT_FULL)
-                    && self.object.next_is_free(position)
-                {
-                    self.notify(NOT_FULL);
-                }
-                Ok(Tried::Done)
-            }
+            Put::Done(position) => Ok(Tried::Done(position)),
             Put::Closed => Err(Error::new(
                 ErrorKind::Closed,
                 format!("putting a message: {} was closed", self.object),
             )),
-            Put::Full | Put::Pending(_) => {
+            other @ (Put::Full | Put::Pending(_)) => {
                 if slow && let Some(failure) = self.object.failure() {
                     return Err(Error::peer_failed(failure, "putting a message"));
                 }
-                Ok(Tried::NotNow)
+                Ok(Tried::NotNow(match other {
+                    Put::Pending(owner) => Some(owner),
+                    _ => None,
+                }))
             }
+        }
+    }
+
+    /// Tells those who wait for messages, after one was put at `position`.
+    #[inline]
+    fn after_put(&self, position: u64, messages: u32) {
+        self.notify_many(NOT_EMPTY, messages);
+        // A wake that was meant for several is passed on.
+        if self.has_cells() && self.is_awaited(NOT_FULL) && self.object.next_is_free(position) {
+            self.notify_room(1);
         }
     }
 
@@ -184,17 +218,20 @@ impl Channel {
         deadline: Deadline,
         mut get: impl FnMut() -> shm_core::Result<Got<R>>,
     ) -> Result<R> {
-        let mut attempt = |slow: bool| self.attempt_get(&mut get, slow).transpose();
+        let holder = Cell::new(None);
+        let mut attempt = |slow: bool| self.attempt_get(&mut get, &holder, slow).transpose();
         if let Some(answer) = attempt(false) {
             return answer;
         }
+        let in_vain = |kind, what: &str, when| {
+            let clause = holder::clause(self.object.arena(), holder.get());
+            Err(Error::new(
+                kind,
+                format!("{what} {} {when}{clause}", self.object),
+            ))
+        };
         if deadline.is_now() {
-            return attempt(true).unwrap_or_else(|| {
-                Err(Error::new(
-                    ErrorKind::Empty,
-                    format!("nothing in {} now", self.object),
-                ))
-            });
+            return attempt(true).unwrap_or_else(|| in_vain(ErrorKind::Empty, "nothing in", "now"));
         };
         let lookout = self.object.lookout(0);
         wait(
@@ -202,14 +239,16 @@ impl Channel {
             NOT_EMPTY,
             self.policy,
             deadline,
+            &holder,
             || lookout.glance(),
             attempt,
         )
         .unwrap_or_else(|| {
-            Err(Error::new(
+            in_vain(
                 ErrorKind::TimedOut,
-                format!("nothing came into {} before the deadline", self.object),
-            ))
+                "nothing came into",
+                "before the deadline",
+            )
         })
     }
 
@@ -217,16 +256,18 @@ impl Channel {
     fn attempt_get<R>(
         &self,
         get: &mut impl FnMut() -> shm_core::Result<Got<R>>,
+        holder: &Cell<Option<Owner>>,
         slow: bool,
     ) -> Result<Option<R>> {
         loop {
             match get()? {
                 Got::Message(message, position) => {
-                    self.after_get(position);
+                    self.after_get(position, 1);
                     return Ok(Some(message));
                 }
                 Got::Drained => return Err(self.why_drained()),
-                Got::NotNow => {
+                Got::NotNow(owner) => {
+                    holder.set(owner);
                     if self.object.end_count(PRODUCERS) == 0 && !self.is_closed() {
                         // Nobody will put any more: what is in the cells is all there is.
                         self.close();
@@ -243,7 +284,7 @@ impl Channel {
 
     /// Tells those who wait for room, after a message was taken from `position`.
     #[inline]
-    fn after_get(&self, position: u64) {
+    fn after_get(&self, position: u64, messages: u32) {
         if !self.has_cells() {
             // In a ring nobody waits for a cell of a lane: there are as many as slots, and the slot is not free yet.
             if self.object.kind() != ObjectKind::Ring {
@@ -251,84 +292,10 @@ impl Channel {
             }
             return;
         }
-        self.notify(NOT_FULL);
+        self.notify_room(messages);
         if self.is_awaited(NOT_EMPTY) && self.object.next_is_ready(position) {
             self.notify(NOT_EMPTY);
         }
-    }
-
-    fn why_drained(&self) -> Error {
-        // A holder that died may have been about to put: say why it died rather than that all is well.
-        let died = self.object.bereaved().is_some() && self.object.supervisor().is_some();
-        if died || self.object.failure().is_some() {
-            return self.why_gone(PRODUCERS, "waiting for a message");
-        }
-        Error::new(
-            ErrorKind::Closed,
-            format!("{} is closed and empty", self.object),
-        )
-    }
-
-    /// Why nobody is left on side `end`. Where a supervisor is about to say why, it is given a moment.
-    #[cold]
-    pub fn why_gone(&self, end: u64, doing: &str) -> Error {
-        let said = || {
-            self.object
-                .failure()
-                .map(|failure| Error::peer_failed(failure, doing))
-        };
-        let departed = || {
-            let (rank, pid) = self.object.departed().filter(|_| end == CONSUMERS)?;
-            let cause = "returned, and with it went the last receiver of the queue".into();
-            Some(Error::peer_failed(
-                PeerFailure {
-                    rank,
-                    pid,
-                    name: String::new(),
-                    cause,
-                },
-                doing,
-            ))
-        };
-        if let Some(error) = said() {
-            return error;
-        }
-        if self.object.supervisor().is_some() {
-            let patience = Deadline::after(CAUSE_PATIENCE);
-            let park = WaitPolicy::Park;
-            let answer = wait(
-                &self.object,
-                NOT_FULL,
-                park,
-                patience,
-                || true,
-                |_| said().or_else(departed).map(Err::<(), _>),
-            );
-            if let Some(Err(error)) = answer {
-                return error;
-            }
-        }
-        if let Some(pid) = self.object.bereaved() {
-            let cause = "died while it held the queue".into();
-            return Error::peer_failed(
-                PeerFailure {
-                    rank: PeerFailure::UNKNOWN_RANK,
-                    pid,
-                    name: String::new(),
-                    cause,
-                },
-                doing,
-            );
-        }
-        let side = if end == CONSUMERS {
-            "receiver"
-        } else {
-            "sender"
-        };
-        Error::new(
-            ErrorKind::Closed,
-            format!("{doing}: every {side} of {} is gone", self.object),
-        )
     }
 
     /// Takes no more messages.
@@ -359,7 +326,7 @@ impl Channel {
     pub fn capacity(&self) -> usize {
         match self.object.array(0) {
             Array::Cells { capacity } | Array::Lane { capacity } => capacity as usize,
-            Array::None | Array::Slots { .. } => 0,
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => 0,
         }
     }
 
@@ -371,19 +338,52 @@ impl Channel {
         deadline: Deadline,
         attempt: impl FnMut(bool) -> Option<Result<R, E>>,
     ) -> Option<Result<R, E>> {
-        wait(&self.object, event, self.policy, deadline, || true, attempt)
+        wait(
+            &self.object,
+            event,
+            self.policy,
+            deadline,
+            &Cell::new(None),
+            || true,
+            attempt,
+        )
+    }
+
+    /// Tells so many of those who wait for room. Of a queue that counts tasks everybody: some may wait until it is idle,
+    /// and one of those would take the wake and do nothing with it.
+    #[inline]
+    fn notify_room(&self, messages: u32) {
+        if self.object.array(1) == Array::None {
+            self.notify_many(NOT_FULL, messages);
+        } else {
+            self.notify_many(NOT_FULL, u32::MAX);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn notify_many(&self, event: u64, how_many: u32) {
+        let event = self.object.event(event);
+        event.notify_many(how_many, |count| {
+            counters::note(&self.object, counters::WAKES);
+            event.wake(count)
+        });
     }
 
     #[inline]
     pub(crate) fn notify(&self, event: u64) {
         let event = self.object.event(event);
-        event.notify_one(|count| event.wake(count));
+        event.notify_one(|count| {
+            counters::note(&self.object, counters::WAKES);
+            event.wake(count)
+        });
     }
 }
 
 enum Tried {
-    Done,
-    NotNow,
+    /// The message is in, at this position; *not empty* is owed a notification.
+    Done(u64),
+    /// There is no room; who has the cell in hand that is next.
+    NotNow(Option<Owner>),
 }
 
 /// What a look for a message came to.
@@ -391,8 +391,8 @@ enum Tried {
 pub enum Got<R> {
     /// A message, and its position.
     Message(R, u64),
-    /// There is none now.
-    NotNow,
+    /// There is none now; who has the next one in hand, if somebody has.
+    NotNow(Option<Owner>),
     /// Closed, and nothing is left.
     Drained,
 }
@@ -401,7 +401,8 @@ impl From<Get> for Got<Incoming> {
     fn from(get: Get) -> Self {
         match get {
             Get::Message(message, position) => Self::Message(message, position),
-            Get::Empty | Get::Pending(_) => Self::NotNow,
+            Get::Empty => Self::NotNow(None),
+            Get::Pending(owner) => Self::NotNow(Some(owner)),
             Get::Drained => Self::Drained,
         }
     }
@@ -411,7 +412,7 @@ impl From<Taken> for Got<()> {
     fn from(taken: Taken) -> Self {
         match taken {
             Taken::Slot(position) => Self::Message((), position),
-            Taken::NotNow => Self::NotNow,
+            Taken::NotNow => Self::NotNow(None),
             Taken::Drained => Self::Drained,
         }
     }

@@ -8,7 +8,7 @@ use shm_core::failure::PeerFailure;
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a queue, a lane, an event or a barrier could not do it.
+/// Why a queue, a lock or another primitive could not do it.
 #[derive(Debug, thiserror::Error)]
 #[error("{context}")]
 pub struct Error {
@@ -26,8 +26,20 @@ pub enum ErrorKind {
     Full,
     /// There is nothing now (`try_get`).
     Empty,
+    /// Somebody else has it now (`try_lock`, `try_acquire`); the message says who.
+    Busy,
+    /// This process has no task in hand that could be done.
+    NoTask,
     /// The time that was given is over.
     TimedOut,
+    /// The one who held the lock before died holding it, or panicked: what the lock guards may be half changed. The
+    /// [`LockError`] has the guard.
+    Poisoned {
+        /// The process that died or panicked.
+        pid: u32,
+    },
+    /// The barrier was reset while this process waited at it.
+    Reset,
     /// The queue was closed, or everyone on the other side has dropped it.
     Closed,
     /// A process this depends on failed, died, or returned too early.
@@ -214,6 +226,101 @@ impl<T> std::error::Error for PutError<T> {
 
 impl<T> From<PutError<T>> for Error {
     fn from(error: PutError<T>) -> Self {
+        error.error
+    }
+}
+
+/// A lock that was not taken, or was taken and is poisoned, with the reason.
+///
+/// `?` turns it into an [`Error`] and lets the lock go; [`into_guard`](LockError::into_guard) is for programs that can
+/// put right what a dead holder left.
+///
+/// ```
+/// let mutex = mp_queue::Mutex::new()?;
+/// let guard = match mutex.lock() {
+///     Ok(guard) => guard,
+///     // Whatever the one before had half done is looked at and put right here.
+///     Err(error) => {
+///         let mut guard = error.into_guard()?;
+///         guard.clear_poison();
+///         guard
+///     }
+/// };
+/// # drop(guard);
+/// # Ok::<(), mp_queue::Error>(())
+/// ```
+pub struct LockError<G> {
+    error: Error,
+    /// Boxed, so that taking a lock moves one guard's worth of words and not two.
+    guard: Option<Box<G>>,
+}
+
+impl<G> LockError<G> {
+    pub(crate) fn new(error: Error) -> Self {
+        Self { error, guard: None }
+    }
+
+    pub(crate) fn poisoned(pid: u32, what: impl fmt::Display, guard: G) -> Self {
+        let context = format!(
+            "{what} is poisoned: the process with pid {pid} died or panicked while it held it, so what it guards may be half changed; \
+             take the guard out of this error to put that right, then `clear_poison()`"
+        );
+        Self {
+            error: Error::new(ErrorKind::Poisoned { pid }, context),
+            guard: Some(Box::new(guard)),
+        }
+    }
+
+    /// The reason.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The reason's case.
+    #[must_use]
+    pub fn kind(&self) -> &ErrorKind {
+        self.error.kind()
+    }
+
+    /// The guard of a poisoned lock.
+    ///
+    /// # Errors
+    /// The reason, where the lock was not taken.
+    pub fn into_guard(self) -> Result<G> {
+        self.guard.map(|guard| *guard).ok_or(self.error)
+    }
+}
+
+impl<G> fmt::Debug for LockError<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockError")
+            .field("error", &self.error)
+            .field("is_locked", &self.guard.is_some())
+            .finish()
+    }
+}
+
+impl<G> fmt::Display for LockError<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<G> std::error::Error for LockError<G> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl<G> From<Error> for LockError<G> {
+    fn from(error: Error) -> Self {
+        Self::new(error)
+    }
+}
+
+impl<G> From<LockError<G>> for Error {
+    fn from(error: LockError<G>) -> Self {
         error.error
     }
 }

@@ -1,14 +1,14 @@
 //! `Event`: a flag that processes wait for, as in Python's `multiprocessing.Event`.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
-use shm_core::message::{refuse, refuse_because};
-use shm_core::object::{Array, Object, ObjectKind};
+use shm_core::object::{Object, ObjectKind};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::primitive::{make, travels};
 use crate::wait::{Deadline, WaitPolicy, wait};
 
 /// A flag in shared memory. It starts cleared; whoever waits goes on once it is set. Clones, also in other processes,
@@ -27,6 +27,8 @@ pub struct Event {
     object: Object,
 }
 
+travels!(Event, ObjectKind::Event, 0, 1);
+
 impl Event {
     /// Makes a cleared event in the current arena.
     ///
@@ -44,7 +46,7 @@ impl Event {
     #[track_caller]
     pub fn new_in(arena: &Arena) -> Result<Self> {
         Ok(Self {
-            object: Object::create(arena, ObjectKind::Event, [Array::None, Array::None], 1)?,
+            object: make(arena, ObjectKind::Event, 0, 1)?,
         })
     }
 
@@ -97,6 +99,7 @@ impl Event {
             0,
             WaitPolicy::Adaptive,
             deadline,
+            &Cell::new(None),
             || true,
             attempt,
         )
@@ -106,22 +109,5 @@ impl Event {
                 "the event was not set before the deadline",
             ))
         })
-    }
-}
-
-impl Serialize for Event {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.object.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Event {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let object = Object::deserialize(deserializer)?;
-        object.expect(ObjectKind::Event).map_err(refuse)?;
-        if object.word_count() < 1 {
-            return Err(refuse_because("an event arrived without its flag"));
-        }
-        Ok(Self { object })
     }
 }

@@ -10,7 +10,7 @@ use shm_core::object::{Array, LaneEnd, Object, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
 use crate::error::{PutError, Result};
-use crate::queue::{cells, checked};
+use crate::queue::{cells, checked, or_end};
 use crate::wait::{Deadline, WaitPolicy};
 
 /// Makes a lane with room for `capacity` messages in the current arena: a queue whose two ends each belong to one
@@ -138,6 +138,36 @@ impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
     /// As there.
     pub fn get_timeout(&mut self, timeout: Duration) -> Result<T> {
         self.get_until(Deadline::after(timeout))
+    }
+}
+
+impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
+    /// The messages, until the lane is closed and empty; otherwise as [`Receiver::iter`](crate::Receiver::iter).
+    pub fn iter(&mut self) -> LaneIter<'_, T> {
+        LaneIter { receiver: self }
+    }
+}
+
+/// Messages of a [`LaneReceiver`], until it ends.
+#[derive(Debug)]
+pub struct LaneIter<'a, T> {
+    receiver: &'a mut LaneReceiver<T>,
+}
+
+impl<T: Serialize + DeserializeOwned> Iterator for LaneIter<'_, T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        or_end(self.receiver.get())
+    }
+}
+
+impl<'a, T: Serialize + DeserializeOwned> IntoIterator for &'a mut LaneReceiver<T> {
+    type Item = T;
+    type IntoIter = LaneIter<'a, T>;
+
+    fn into_iter(self) -> LaneIter<'a, T> {
+        self.iter()
     }
 }
 

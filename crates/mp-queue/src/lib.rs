@@ -1,8 +1,8 @@
-//! Queues, lanes, events and barriers between processes, in shared memory, that no death can wedge.
+//! Queues, lanes, locks, semaphores, events and barriers between processes, in shared memory, that no death can wedge.
 //!
 //! Everything here lies in a [`shm_core`] arena, can be cloned and sent to other processes, and waits by trying,
-//! spinning for microseconds and then sleeping on a shared futex. A message is any serde value that postcard can carry; tensors in it travel
-//! as handles, so a 12 MB tensor takes as long as a number. A process that is killed at any instruction leaves
+//! spinning for microseconds and then sleeping on a shared futex. A message is any serde value that postcard can carry;
+//! tensors in it travel as handles, so a 12 MB tensor takes as long as a number. A process that is killed at any instruction leaves
 //! nothing behind that others would wait for: its claims carry its name, and whoever notices its death mends them.
 //!
 //! ```
@@ -22,17 +22,35 @@
 
 mod barrier;
 pub mod channel;
+mod condvar;
+mod counters;
 mod error;
 mod event;
+mod holder;
+mod joinable;
 mod lane;
+mod mutex;
 pub mod pool;
+mod primitive;
 mod queue;
+mod rlock;
+mod rwlock;
+mod semaphore;
+mod simple;
 mod wait;
 
 pub use barrier::Barrier;
-pub use error::{Error, ErrorKind, PutError, Result};
+pub use condvar::Condvar;
+pub use counters::Stats;
+pub use error::{Error, ErrorKind, LockError, PutError, Result};
 pub use event::Event;
-pub use lane::{LaneReceiver, LaneSender, pair, pair_in};
+pub use joinable::JoinableQueue;
+pub use lane::{LaneIter, LaneReceiver, LaneSender, pair, pair_in};
+pub use mutex::{Mutex, MutexGuard};
 pub use pool::Pool;
 pub use queue::{Iter, Queue, Receiver, Sender};
-pub use wait::{Deadline, WaitPolicy};
+pub use rlock::{RLock, RLockGuard};
+pub use rwlock::{ReadGuard, RwLock, WriteGuard};
+pub use semaphore::{BoundedSemaphore, Permit, Semaphore};
+pub use simple::SimpleQueue;
+pub use wait::{Deadline, WaitPolicy, set_long_wait};

@@ -4,24 +4,30 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
 use shm_core::error::ErrorKind as ArenaErrorKind;
 use shm_core::failure::note_unreported;
-use shm_core::message::{refuse, refuse_because};
-use shm_core::object::{Array, End, Object, ObjectKind};
+use shm_core::message::Incoming;
+use shm_core::object::{Array, End, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
+use crate::counters::{self, Stats};
 use crate::error::{ErrorKind, PutError, Result};
 use crate::wait::{Deadline, WaitPolicy};
+
+mod travel;
+
+pub(crate) use travel::checked;
 
 /// A bounded queue between processes: many producers, many consumers, first in first out for each producer.
 ///
 /// Messages are values of any serde type that postcard can carry (no `flatten`, no untagged enums, no
 /// `skip_serializing_if`, no `serde_json::Value`), with tensors and queues inside at any depth; a tensor's bytes stay where
-/// they are. Large plain bytes go faster as a `Tensor<u8>` than as a `Vec<u8>`, which serde writes one by one. A `Queue` puts and gets; [`split`](Queue::split) makes two halves that close when the last of the other
-/// side is gone. Clones, and copies sent to other processes, name the same queue.
+/// they are. Large plain bytes go faster as a `Tensor<u8>` than as a `Vec<u8>`, which serde writes one by one. A `Queue`
+/// puts and gets; [`split`](Queue::split) makes two halves that close when the last of the other side is gone. Clones, and
+/// copies sent to other processes, name the same queue.
 ///
 /// ```
 /// use mp_queue::Queue;
@@ -55,16 +61,16 @@ impl<T> Queue<T> {
     /// As [`bounded`](Self::bounded).
     #[track_caller]
     pub fn bounded_in(arena: &Arena, capacity: usize) -> Result<Self> {
-        let channel = Channel::create(
-            arena,
-            ObjectKind::Queue,
-            [
-                Array::Cells {
-                    capacity: cells(capacity)?,
-                },
-                Array::None,
-            ],
-        )?;
+        Self::over(arena, capacity, Array::None)
+    }
+
+    /// A queue with another array beside its cells.
+    #[track_caller]
+    pub(crate) fn over(arena: &Arena, capacity: usize, beside: Array) -> Result<Self> {
+        let cells = Array::Cells {
+            capacity: cells(capacity)?,
+        };
+        let channel = Channel::create(arena, ObjectKind::Queue, [cells, beside])?;
         let sender = Sender {
             end: channel.object.end(PRODUCERS)?,
             channel: channel.clone(),
@@ -95,6 +101,10 @@ impl<T> Queue<T> {
     #[must_use]
     pub fn receiver(&self) -> &Receiver<T> {
         &self.receiver
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.sender.channel
     }
 }
 
@@ -135,6 +145,22 @@ impl<T: Serialize + DeserializeOwned> Queue<T> {
     /// As [`Sender::put_timeout`].
     pub fn put_timeout(&self, value: T, timeout: Duration) -> Result<(), PutError<T>> {
         self.sender.put_timeout(value, timeout)
+    }
+
+    /// As [`Sender::put_many`].
+    ///
+    /// # Errors
+    /// As [`Sender::put_many`].
+    pub fn put_many(&self, values: impl IntoIterator<Item = T>) -> Result<usize, PutError<T>> {
+        self.sender.put_many(values)
+    }
+
+    /// As [`Receiver::get_many`].
+    ///
+    /// # Errors
+    /// As [`Receiver::get_many`].
+    pub fn get_many(&self, most: usize) -> Result<Vec<T>> {
+        self.receiver.get_many(most)
     }
 
     /// As [`Receiver::get`].
@@ -195,10 +221,29 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
         self.put_until(value, Deadline::Now)
     }
 
+    /// Puts values one after the other, waiting for room where there is none, and answers how many they were. As many as
+    /// go in without waiting cost one wake together; the first of them may be taken before the last is in.
+    ///
+    /// ```
+    /// let queue = mp_queue::Queue::bounded(8)?;
+    /// assert_eq!(queue.put_many(0..5_u32)?, 5);
+    /// assert_eq!(queue.get_many(3)?, [0, 1, 2]);
+    /// # Ok::<(), mp_queue::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`put`](Self::put), with the value that could not be put: those before it are in, those after it were not asked
+    /// for (pass `iterator.by_ref()` to keep them).
+    pub fn put_many(&self, values: impl IntoIterator<Item = T>) -> Result<usize, PutError<T>> {
+        let values = values.into_iter();
+        self.channel
+            .put_many(values, Deadline::Never, |message| self.end.try_put(message))
+    }
+
     /// Puts a value, waiting so long for room.
     ///
     /// # Errors
-    /// `TimedOut`, and as [`put`](Self::put).
+    /// `TimedOut`, naming who has the next cell in hand if somebody has, and as [`put`](Self::put).
     pub fn put_timeout(&self, value: T, timeout: Duration) -> Result<(), PutError<T>> {
         self.put_until(value, Deadline::after(timeout))
     }
@@ -217,12 +262,18 @@ pub struct Receiver<T> {
 
 impl<T: Serialize + DeserializeOwned> Receiver<T> {
     fn get_until(&self, deadline: Deadline) -> Result<T> {
+        Ok(self.take_until(deadline)?.decode()?)
+    }
+
+    /// A message as it came, not decoded.
+    #[inline]
+    pub(crate) fn take_until(&self, deadline: Deadline) -> Result<Incoming> {
         let mut seen = self.seen_orphans.load(Ordering::Relaxed);
         let message = self
             .channel
             .get_with(deadline, || Ok(self.end.try_get(&mut seen)?.into()));
         self.seen_orphans.store(seen, Ordering::Relaxed);
-        Ok(message?.decode()?)
+        message
     }
 
     /// Takes the next message, waiting for one.
@@ -245,9 +296,37 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
     /// Takes the next message, waiting so long for one.
     ///
     /// # Errors
-    /// `TimedOut`, and as [`get`](Self::get).
+    /// `TimedOut`, naming who has the next message in hand if somebody has, and as [`get`](Self::get).
     pub fn get_timeout(&self, timeout: Duration) -> Result<T> {
         self.get_until(Deadline::after(timeout))
+    }
+
+    /// Takes the next message, waiting for one, and with it those that are there already, `most` together at most. They
+    /// cost one wake.
+    ///
+    /// A message that cannot be decoded is gone; if it is not the first, that is told in the log, and in a spawned process
+    /// it makes the function's success a failure.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); none once a message was taken.
+    pub fn get_many(&self, most: usize) -> Result<Vec<T>> {
+        let mut seen = self.seen_orphans.load(Ordering::Relaxed);
+        let messages = self.channel.get_many(most, Deadline::Never, || {
+            Ok(self.end.try_get(&mut seen)?.into())
+        });
+        self.seen_orphans.store(seen, Ordering::Relaxed);
+        let mut values = Vec::new();
+        for message in messages? {
+            match message.decode() {
+                Ok(value) => values.push(value),
+                Err(error) if values.is_empty() => return Err(error.into()),
+                Err(error) => {
+                    tracing::error!(%error, "one of several messages could not be read");
+                    note_unreported(format!("a message of a queue could not be read: {error}"));
+                }
+            }
+        }
+        Ok(values)
     }
 
     /// The messages, until the queue is closed and empty. Any other error ends the iteration as well: it is told in the
@@ -268,20 +347,23 @@ impl<T: Serialize + DeserializeOwned> Iterator for Iter<'_, T> {
     type Item = T;
 
     fn next(&mut self) -> Option<T> {
-        match self.receiver.get() {
-            Ok(value) => Some(value),
-            Err(error) => {
-                if !error.is_closed() {
-                    tracing::error!(%error, "the messages of a queue end early");
-                    // A failed peer fails the whole context anyway, with a better word for it.
-                    if !matches!(error.kind(), ErrorKind::PeerFailed(_)) {
-                        note_unreported(format!("the messages of a queue ended early: {error}"));
-                    }
-                }
-                None
-            }
-        }
+        or_end(self.receiver.get())
     }
+}
+
+/// What an iteration over messages makes of an answer.
+pub(crate) fn or_end<T>(answer: Result<T>) -> Option<T> {
+    answer
+        .inspect_err(|error| {
+            if !error.is_closed() {
+                tracing::error!(%error, "the messages of a queue end early");
+                // A failed peer fails the whole context anyway, with a better word for it.
+                if !matches!(error.kind(), ErrorKind::PeerFailed(_)) {
+                    note_unreported(format!("the messages of a queue ended early: {error}"));
+                }
+            }
+        })
+        .ok()
 }
 
 impl<'a, T: Serialize + DeserializeOwned> IntoIterator for &'a Receiver<T> {
@@ -325,6 +407,12 @@ macro_rules! common {
             #[must_use]
             pub fn capacity(&self) -> usize {
                 self.$($channel).+.capacity()
+            }
+
+            /// What has happened to the queue since it was made.
+            #[must_use]
+            pub fn stats(&self) -> Stats {
+                counters::stats(&self.$($channel).+.object)
             }
 
             /// The arena the queue is in.
@@ -385,88 +473,5 @@ impl<T> Clone for Receiver<T> {
             seen_orphans: AtomicU64::new(0),
             message: PhantomData,
         }
-    }
-}
-
-/// The channel in an object that arrived, whose end is known to belong to it or not.
-pub(crate) fn checked<E: serde::de::Error>(belongs: bool, object: Object) -> Result<Channel, E> {
-    object.expect(ObjectKind::Queue).map_err(refuse)?;
-    if !belongs {
-        return Err(refuse_because(format!(
-            "the end of a queue arrived with another one, {object}"
-        )));
-    }
-    Ok(Channel::over(object))
-}
-
-impl<T> Serialize for Sender<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (&self.end, &self.channel.object).serialize(serializer)
-    }
-}
-
-impl<'de, T> Deserialize<'de> for Sender<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (end, object) = <(End, Object)>::deserialize(deserializer)?;
-        let channel = checked(end.is_of(&object, PRODUCERS), object)?;
-        Ok(Self {
-            end,
-            channel,
-            message: PhantomData,
-        })
-    }
-}
-
-impl<T> Serialize for Receiver<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (&self.end, &self.channel.object).serialize(serializer)
-    }
-}
-
-impl<'de, T> Deserialize<'de> for Receiver<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (end, object) = <(End, Object)>::deserialize(deserializer)?;
-        let channel = checked(end.is_of(&object, CONSUMERS), object)?;
-        Ok(Self {
-            end,
-            channel,
-            seen_orphans: AtomicU64::new(0),
-            message: PhantomData,
-        })
-    }
-}
-
-impl<T> Serialize for Queue<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (
-            &self.sender.end,
-            &self.receiver.end,
-            &self.sender.channel.object,
-        )
-            .serialize(serializer)
-    }
-}
-
-impl<'de, T> Deserialize<'de> for Queue<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (producers, consumers, object) = <(End, End, Object)>::deserialize(deserializer)?;
-        let channel = checked::<D::Error>(producers.is_of(&object, PRODUCERS), object)?;
-        let other = checked(
-            consumers.is_of(&channel.object, CONSUMERS),
-            channel.object.clone(),
-        )?;
-        Ok(Self {
-            sender: Sender {
-                end: producers,
-                channel,
-                message: PhantomData,
-            },
-            receiver: Receiver {
-                end: consumers,
-                channel: other,
-                seen_orphans: AtomicU64::new(0),
-                message: PhantomData,
-            },
-        })
     }
 }

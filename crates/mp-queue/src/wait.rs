@@ -6,22 +6,26 @@
 //! woken for each message. The time spent spinning follows what spinning has brought so far. A sleep lasts half a
 //! second at most: then the waiter looks for itself whether those it waits for are still alive.
 
+use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use shm_core::cells::Owner;
 use shm_core::clock::now_ns;
 use shm_core::deadlock::{WaitFor, Waiting};
-use shm_core::event::Parked;
+use shm_core::event::{Parked, Registered};
 use shm_core::object::Object;
 
+use crate::counters;
 use crate::error::Error;
+use crate::holder;
 
 /// Longest sleep between two looks.
 const SLICE: Duration = Duration::from_millis(500);
-/// A wait that is longer is reported once.
-const LONG: Duration = Duration::from_secs(10);
+/// A wait that is longer is reported once; see [`set_long_wait`].
+static LONG_MS: AtomicU64 = AtomicU64::new(10_000);
 /// Bounds of the time spent spinning: about one wake across cores, and next to nothing.
 const SPIN_MOST_NS: u64 = 50_000;
 const SPIN_LEAST_NS: u64 = 1_000;
@@ -30,6 +34,19 @@ const YIELDS: u32 = 8;
 
 /// Rounds of spinning without a pause between two looks: what comes within microseconds is seen at once.
 const BARE_ROUNDS: u32 = 16;
+
+/// From how long a wait on is long, for all waits of this process: it is then told once, as a `tracing` warning that says
+/// what is waited for and which process holds it. Ten seconds at first; looked at every half a second at most.
+pub fn set_long_wait(limit: Duration) {
+    LONG_MS.store(
+        limit.as_millis().try_into().unwrap_or(u64::MAX),
+        Ordering::Relaxed,
+    );
+}
+
+fn long() -> Duration {
+    Duration::from_millis(LONG_MS.load(Ordering::Relaxed))
+}
 
 /// How a wait spends its time before it sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -105,7 +122,8 @@ impl Deadline {
 /// Repeats `attempt` until it answers something, woken by event `event` of `object`. `None`: the deadline is over.
 ///
 /// `attempt` is told whether the wait has become slow, for looks that are too dear to take at every turn. `glance` is a
-/// look so cheap that spinning does little else: whether an attempt is worth it.
+/// look so cheap that spinning does little else: whether an attempt is worth it. In `holder` the attempt says who has what
+/// is waited for.
 ///
 /// A wait without a deadline that nobody can end any more answers `Deadlock`.
 pub(crate) fn wait<R, E: From<Error>>(
@@ -113,11 +131,13 @@ pub(crate) fn wait<R, E: From<Error>>(
     event: u64,
     policy: WaitPolicy,
     deadline: Deadline,
+    holder: &Cell<Option<Owner>>,
     glance: impl Fn() -> bool,
     mut attempt: impl FnMut(bool) -> Option<Result<R, E>>,
 ) -> Option<Result<R, E>> {
     let limit = spin_for(object, policy);
     if limit > 0 {
+        counters::note(object, counters::SPINS);
         // The first look at the clock comes after the first round: what is about to come need not wait for it.
         let mut start = None;
         let mut rounds = 0_u32;
@@ -155,7 +175,7 @@ pub(crate) fn wait<R, E: From<Error>>(
             std::thread::yield_now();
         }
     }
-    park(object, event, deadline, attempt)
+    park(object, event, deadline, holder, attempt)
 }
 
 /// Glances until there is something to see, for a microsecond or so. Later rounds leave more of a shared core to others.
@@ -180,11 +200,11 @@ fn park<R, E: From<Error>>(
     object: &Object,
     index: u64,
     deadline: Deadline,
+    holder: &Cell<Option<Owner>>,
     mut attempt: impl FnMut(bool) -> Option<Result<R, E>>,
 ) -> Option<Result<R, E>> {
     object.arena().watch();
-    let since = Instant::now();
-    let mut told = false;
+    let mut patience = Patience::new(object);
     // Who waits with a deadline goes on by itself, so there is nothing to notice.
     let mut for_ever = (deadline == Deadline::Never).then(|| Waiting::begin(object.arena()));
     let event = object.event(index);
@@ -203,6 +223,7 @@ fn park<R, E: From<Error>>(
             return attempt(true);
         }
         object.arena().recorder().waiting_for(object);
+        counters::note(object, counters::PARKS);
         if let Some(waiting) = &mut for_ever {
             waiting.on(WaitFor::Change {
                 object,
@@ -210,7 +231,8 @@ fn park<R, E: From<Error>>(
                 seq: registered.seq,
             });
         }
-        let parked = event.park(registered.seq, left.map_or(SLICE, |left| left.min(SLICE)));
+        let slice = patience.slice();
+        let parked = event.park(registered.seq, left.map_or(slice, |left| left.min(slice)));
         event.unregister(registered);
         if parked == Parked::TimedOut {
             object.arena().bury_the_dead();
@@ -218,14 +240,82 @@ fn park<R, E: From<Error>>(
                 object.arena().recorder().done_waiting();
                 return Some(Err(Error::deadlock(deadlock).into()));
             }
-            if !told && since.elapsed() >= LONG {
-                told = true;
-                tracing::warn!(
-                    ?object,
-                    seconds = since.elapsed().as_secs(),
-                    "still waiting"
-                );
-            }
+            patience.tell(holder.get());
+        }
+    }
+}
+
+/// Sleeps until somebody notifies event `event` of `object` after `registered`, or the deadline is over (`false`). For
+/// what has no state of its own to look at; `attempt` may end the wait with an answer.
+pub(crate) fn wait_signal<R>(
+    object: &Object,
+    event: u64,
+    registered: Registered,
+    deadline: Deadline,
+    mut attempt: impl FnMut() -> Option<R>,
+) -> Result<bool, R> {
+    object.arena().watch();
+    let mut patience = Patience::new(object);
+    let event = object.event(event);
+    let end = loop {
+        if let Some(answer) = attempt() {
+            break Err(answer);
+        }
+        let left = deadline.left();
+        if left == Some(Duration::ZERO) {
+            break Ok(false);
+        }
+        object.arena().recorder().waiting_for(object);
+        let slice = patience.slice();
+        let parked = event.park(registered.seq, left.map_or(slice, |left| left.min(slice)));
+        if parked == Parked::Woken {
+            break Ok(true);
+        }
+        object.arena().bury_the_dead();
+        patience.tell(None);
+    };
+    event.unregister(registered);
+    object.arena().recorder().done_waiting();
+    end
+}
+
+/// How long a wait has lasted, and whether it was told.
+struct Patience<'a> {
+    object: &'a Object,
+    since: Instant,
+    told: bool,
+}
+
+impl<'a> Patience<'a> {
+    fn new(object: &'a Object) -> Self {
+        let since = Instant::now();
+        Self {
+            object,
+            since,
+            told: false,
+        }
+    }
+
+    /// How long to sleep before the next look.
+    fn slice(&self) -> Duration {
+        if self.told { SLICE } else { SLICE.min(long()) }
+    }
+
+    fn tell(&mut self, holder: Option<Owner>) {
+        let waited = self.since.elapsed();
+        if self.told || waited < long() {
+            return;
+        }
+        self.told = true;
+        let object = self.object;
+        match holder {
+            Some(owner) => tracing::warn!(
+                %object,
+                seconds = waited.as_secs_f64(),
+                holder = %holder::describe(object.arena(), owner),
+                "still waiting for what another holds"
+            ),
+            None => tracing::warn!(%object, seconds = waited.as_secs_f64(), "still waiting"),
         }
     }
 }

@@ -59,6 +59,26 @@ pub(crate) struct Inner {
 
 static CURRENT: RwLock<Option<Arena>> = RwLock::new(None);
 
+/// The arena that this process joins when it first needs one. Locked after `CURRENT` only.
+static EXPECTED: Mutex<Option<Expected>> = Mutex::new(None);
+
+struct Expected {
+    descriptor: OwnedFd,
+    joined: fn(&Arena),
+}
+
+/// Whether there is an arena that is still to be joined.
+fn is_expected() -> bool {
+    EXPECTED.lock().is_some()
+}
+
+fn too_late() -> Error {
+    Error::new(
+        ErrorKind::TooLate,
+        "this process has its arena already: it was made when the first tensor or queue was; in a spawned process, call `init()` before anything else in `main`",
+    )
+}
+
 /// Numbers about an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -79,11 +99,18 @@ pub struct Stats {
 
 /// This process's arena, if it has one already.
 pub(crate) fn current_if_any() -> Option<Arena> {
-    CURRENT.read().clone()
+    let current = CURRENT.read().clone();
+    // One that is to be joined is this process's arena already.
+    current.or_else(|| is_expected().then(Arena::current)?.ok())
 }
 
 /// Does what must come before this process has an arena; else answers the one it has.
 pub(crate) fn before_current(act: impl FnOnce()) -> Result<(), Arena> {
+    if is_expected()
+        && let Ok(arena) = Arena::current()
+    {
+        return Err(arena);
+    }
     let current = CURRENT.write();
     match &*current {
         Some(arena) => Err(arena.clone()),
@@ -107,7 +134,7 @@ impl Arena {
     /// The arena of this process: the one it was given when it was spawned, or one made at the first call.
     ///
     /// # Errors
-    /// As [`Builder::create`].
+    /// As [`Builder::create`], or [`join`](Self::join) for one that it was given.
     pub fn current() -> Result<Self> {
         if let Some(arena) = &*CURRENT.read() {
             return Ok(arena.clone());
@@ -116,9 +143,56 @@ impl Arena {
         if let Some(arena) = &*current {
             return Ok(arena.clone());
         }
-        let arena = Self::builder().create()?;
+        let expected = EXPECTED.lock().take();
+        let (arena, joined) = match expected {
+            Some(expected) => {
+                let joined = expected.joined;
+                // For another try: a full table, for one, has room again when somebody leaves.
+                let copy =
+                    rustix::io::fcntl_dupfd_cloexec(&expected.descriptor, 3).map_err(|errno| {
+                        Error::system(
+                            "fcntl",
+                            errno,
+                            "copying the descriptor of the arena to join",
+                        )
+                    });
+                match copy.and_then(Self::join) {
+                    Ok(arena) => (arena, Some(joined)),
+                    Err(error) => {
+                        *EXPECTED.lock() = Some(expected);
+                        return Err(error);
+                    }
+                }
+            }
+            None => (Self::builder().create()?, None),
+        };
         *current = Some(arena.clone());
+        drop(current);
+        if let Some(joined) = joined {
+            joined(&arena);
+        }
         Ok(arena)
+    }
+
+    /// Makes the arena behind `descriptor` the one that [`current`](Self::current) answers, and joins it when that is
+    /// asked for first: a process that needs none saves the time. `joined` is called then, once.
+    ///
+    /// # Errors
+    /// `TooLate` when there is one already.
+    pub fn expect_current(descriptor: OwnedFd, joined: fn(&Self)) -> Result<()> {
+        let current = CURRENT.write();
+        let mut expected = EXPECTED.lock();
+        if current.is_some() || expected.is_some() {
+            return Err(too_late());
+        }
+        *expected = Some(Expected { descriptor, joined });
+        Ok(())
+    }
+
+    /// Whether this process has its arena, so that [`current`](Self::current) would neither make nor join one.
+    #[must_use]
+    pub fn has_current() -> bool {
+        CURRENT.read().is_some()
     }
 
     /// Makes `arena` the one that [`current`](Self::current) answers.
@@ -127,11 +201,8 @@ impl Arena {
     /// `TooLate` when there is one already.
     pub fn install_current(arena: Self) -> Result<()> {
         let mut current = CURRENT.write();
-        if current.is_some() {
-            return Err(Error::new(
-                ErrorKind::TooLate,
-                "this process has its arena already: it was made when the first tensor or queue was; in a spawned process, call `init()` before anything else in `main`",
-            ));
+        if current.is_some() || is_expected() {
+            return Err(too_late());
         }
         *current = Some(arena);
         Ok(())
@@ -349,7 +420,11 @@ impl Arena {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    pub(crate) fn check_not_forked(&self, doing: &str) -> Result<()> {
+    /// Fails in a process that was made by a bare fork, which is no participant.
+    ///
+    /// # Errors
+    /// `AfterFork`, naming what was being done.
+    pub fn check_not_forked(&self, doing: &str) -> Result<()> {
         if !self.is_forked() {
             return Ok(());
         }

@@ -179,7 +179,7 @@ impl Arena {
                         }
                     }
                 }
-                Array::None => {}
+                Array::None | Array::Permits { .. } => {}
             }
         }
         for line in inner {

@@ -413,6 +413,18 @@ impl<A: CellArray> Cells<A> {
         self.0.closed().load(SeqCst) & CLOSED_FLAG != 0
     }
 
+    /// Whether every cell was seen without a message, claim or taking, one after the other.
+    pub fn is_clear(&self) -> bool {
+        (0..self.0.capacity()).all(|index| {
+            // SeqCst: what a consumer counted before it freed the cell is seen after this.
+            let seen = self.0.word(index).load(SeqCst);
+            matches!(
+                word::decode(seen),
+                CellState::Free { .. } | CellState::Closed { .. }
+            )
+        })
+    }
+
     /// Whether the queue is closed and nothing is left in it or can come back to it.
     pub fn is_drained(&self) -> bool {
         if !self.is_closed() {

@@ -178,6 +178,16 @@ impl<'a, M: Memory> Event<'a, M> {
         }
     }
 
+    /// Wakes up to so many waiters with one wake, for as many publications; otherwise as
+    /// [`notify_one`](Self::notify_one).
+    #[inline]
+    pub fn notify_many(&self, how_many: u32, wake: impl Fn(u32) -> u32) {
+        let seen = self.counted();
+        if how_many > 0 && seen & COUNT != 0 {
+            self.notify(seen, how_many.min(EVERYBODY), wake);
+        }
+    }
+
     /// Wakes everybody, counted or not: what a reaper owes, since the dead may have been between
     /// taking the waiters out of the count and waking them.
     pub fn rouse(&self, wake: impl Fn(u32) -> u32) {

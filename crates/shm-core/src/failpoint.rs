@@ -42,6 +42,7 @@ mod armed {
     pub const LABELS: &[&str] = &[
         "attach.entered",
         "attach.opened",
+        "barrier.arrived",
         "block.alloc.recorded",
         "block.alloc.counted",
         "block.drop.recorded",
@@ -64,6 +65,8 @@ mod armed {
         "line.acquire.claimed",
         "line.acquire.counted",
         "line.acquire.recorded",
+        "mutex.locked",
+        "mutex.unlocked",
         "named.alone",
         "named.hidden",
         "named.left",
@@ -83,9 +86,14 @@ mod armed {
         "reap.returned",
         "reap.settled",
         "row.joining",
+        "rwlock.claimed",
+        "rwlock.reading",
+        "rwlock.writing",
+        "semaphore.acquired",
         "slot.borrowed",
         "slot.loaned",
         "slot.released",
+        "task.counted",
     ];
 
     #[derive(Clone, Debug)]

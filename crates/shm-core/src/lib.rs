@@ -49,9 +49,12 @@ pub mod message;
 pub mod names;
 pub mod object;
 pub mod participant;
+pub mod permits;
 mod prefetch;
+pub mod readers;
 mod reap;
 pub mod room;
+pub mod rounds;
 #[cfg(feature = "safetensors")]
 pub mod safetensors;
 pub mod segment;

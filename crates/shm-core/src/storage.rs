@@ -33,6 +33,7 @@ impl Storage {
     }
 
     /// The block behind a held reference. Where it lies follows from its chunk; its length is checked against it.
+    #[inline]
     pub(crate) fn over(held: Held) -> Result<Self> {
         let segment = held.arena().segment();
         let (data, len) =

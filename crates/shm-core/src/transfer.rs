@@ -10,7 +10,7 @@ use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
 use crate::lease::{Kind, Ticket};
 use crate::line;
-use crate::message::{Arrived, Entries, Incoming, Outgoing, Parsed, Pin, What, parse};
+use crate::message::{Arrived, Entries, FEW, Incoming, Outgoing, Parsed, Pin, What, parse};
 use crate::object::{Array, Object};
 
 /// What a put came to. The message is still the caller's unless it is `Done`.
@@ -56,10 +56,11 @@ pub(crate) fn damaged() -> Error {
 /// Lease entries for a message's references, made ready before anything is claimed.
 struct Departure {
     /// Per pin: the entry that will say GIVING, and whether the pin's own reference moves.
-    leases: smallvec::SmallVec<[(u32, bool); 4]>,
+    leases: smallvec::SmallVec<[(u32, bool); FEW]>,
 }
 
 impl Departure {
+    #[inline]
     fn prepare(object: &Object, pins: &[Pin]) -> Result<Self> {
         let arena = object.arena();
         arena.check_not_forked("sending a message")?;
@@ -100,6 +101,7 @@ impl Departure {
     }
 
     /// Marks every reference as given with the message at the ticket; in between, extra counts are added.
+    #[inline]
     fn give(&self, object: &Object, pins: &[Pin], kind: Kind, ticket: Ticket) -> Result<()> {
         let arena = object.arena();
         let segment = arena.segment();
@@ -146,6 +148,7 @@ impl Departure {
     }
 
     /// The message owns everything now: the entries become FREE, and moved handles are forgotten.
+    #[inline]
     fn done(self, object: &Object, message: &mut Outgoing) {
         let leases = object.arena().leases();
         for &(lease, _) in &self.leases {
@@ -165,6 +168,7 @@ impl Object {
     /// Puts a message into array `index`, if there is room. On `Done` the message is empty afterwards.
     ///
     /// A lane must not be put into by two threads or processes at once: only who has its end calls this.
+    #[inline]
     pub(crate) fn try_put(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
         match self.array(index) {
             Array::Lane { .. } => self.put_lane(index, message),
@@ -172,6 +176,7 @@ impl Object {
         }
     }
 
+    #[inline]
     fn put_cell(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
         let cells = self.cells(index)?;
         let departure = Departure::prepare(self, &message.pins)?;
@@ -208,6 +213,7 @@ impl Object {
         Ok(Put::Done(pos))
     }
 
+    #[inline]
     fn put_lane(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
         let lane = self.lane(index)?;
         let pos = lane.tail();
@@ -242,6 +248,7 @@ impl Object {
     /// Takes the next message out of array `index`. `seen_orphans` is the consumer's own, 0 at first.
     ///
     /// A lane must not be taken from by two threads or processes at once: only who has its end calls this.
+    #[inline]
     pub(crate) fn try_get(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
         self.arena().check_not_forked("receiving a message")?;
         match self.array(index) {
@@ -250,6 +257,7 @@ impl Object {
         }
     }
 
+    #[inline]
     fn get_cell(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
         let cells = self.cells(index)?;
         let pos = match cells.take(self.arena().me(), seen_orphans) {
@@ -282,6 +290,15 @@ impl Object {
             }
         };
         crate::failpoint!("get.recorded");
+        if let Err(error) = self.count_task() {
+            for lease in leases {
+                self.arena().leases().clear(self.arena().segment(), lease);
+                self.arena().leases().put_back(lease);
+            }
+            cells.hand_back(pos);
+            self.notify_all();
+            return Err(error);
+        }
         let wake = cells.release(pos);
         crate::failpoint!("get.released");
         if wake == crate::cells::Wake::All {
@@ -290,6 +307,30 @@ impl Object {
         Ok(Get::Message(self.arrive(parsed, leases), pos))
     }
 
+    /// Counts a task in hand, in a queue that counts them: before its cell is free, so that the queue is never seen
+    /// without both.
+    #[inline]
+    fn count_task(&self) -> Result<()> {
+        let Array::Permits { count } = self.array(1) else {
+            return Ok(());
+        };
+        match self.permits(1).count_up(self.arena().me()) {
+            Ok(None) => {}
+            Ok(Some(left)) => self.count_lost(left.tag),
+            Err(_) => {
+                return Err(Error::new(
+                    ErrorKind::CountOverflow,
+                    format!(
+                        "more than {count} processes take tasks from one queue; it has room to count those of {count}"
+                    ),
+                ));
+            }
+        }
+        crate::failpoint!("task.counted");
+        Ok(())
+    }
+
+    #[inline]
     fn get_lane(&self, index: usize) -> Result<Get> {
         let lane = self.lane(index)?;
         let pos = lane.head();
@@ -317,14 +358,15 @@ impl Object {
     }
 
     /// Records that the references of a message come in with the ticket's cell; they count once it is released.
+    #[inline]
     fn receive(
         &self,
         parsed: &Parsed,
         kind: Kind,
         ticket: Ticket,
-    ) -> Result<smallvec::SmallVec<[u32; 4]>> {
+    ) -> Result<smallvec::SmallVec<[u32; FEW]>> {
         let arena = self.arena();
-        let mut leases = smallvec::SmallVec::<[u32; 4]>::new();
+        let mut leases = smallvec::SmallVec::<[u32; FEW]>::new();
         for entry in &parsed.entries {
             match arena.leases().reserve(arena.segment()) {
                 Ok(lease) => {
@@ -349,7 +391,8 @@ impl Object {
     }
 
     /// The cell is released: the references are ours.
-    fn arrive(&self, parsed: Parsed, leases: smallvec::SmallVec<[u32; 4]>) -> Incoming {
+    #[inline]
+    fn arrive(&self, parsed: Parsed, leases: smallvec::SmallVec<[u32; FEW]>) -> Incoming {
         let arena = self.arena();
         let entries = parsed
             .entries
@@ -377,7 +420,7 @@ impl Object {
         // Damaged cells and garbage messages end or shorten the loop; each round frees one cell.
         let rounds = match self.array(index) {
             Array::Cells { capacity } | Array::Lane { capacity } => 2 * u64::from(capacity),
-            Array::None | Array::Slots { .. } => return,
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => return,
         };
         for _ in 0..rounds {
             match self.try_get(index, &mut seen) {

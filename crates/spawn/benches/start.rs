@@ -6,6 +6,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+static METHOD: std::sync::OnceLock<spawn::StartMethod> = std::sync::OnceLock::new();
+
 const ROUNDS: usize = 15;
 const BATCH: usize = 30;
 
@@ -22,6 +24,12 @@ fn main() {
         (0..200).for_each(|_| spawned());
         return;
     }
+    let method = if std::env::args().any(|word| word == "forkserver") {
+        spawn::StartMethod::Forkserver
+    } else {
+        spawn::StartMethod::Spawn
+    };
+    METHOD.set(method).expect("set once");
     let mut floors = Vec::new();
     let mut subjects = Vec::new();
     let mut ratios = Vec::new();
@@ -37,7 +45,7 @@ fn main() {
         subjects.push(subject.as_secs_f64() * 1e6);
     }
     println!(
-        "spawn: p50 {:.0} us; run again, exit, wait: p50 {:.0} us; ratio {:.2} (floor against itself {:.2})",
+        "{method}: p50 {:.0} us; run again, exit, wait: p50 {:.0} us; ratio {:.2} (floor against itself {:.2})",
         median(subjects),
         median(floors),
         median(ratios),
@@ -67,7 +75,9 @@ fn floor() {
 }
 
 fn spawned() {
-    let mut context = spawn::spawn(nothing, (), 1).expect("a process");
+    let method = METHOD.get().copied().unwrap_or_default();
+    let started = spawn::builder().start_method(method).spawn(nothing, (), 1);
+    let mut context = started.expect("a process");
     assert_eq!(context.join().expect("a result"), [()]);
 }
 

@@ -1,5 +1,7 @@
 //! [`spawn`]: the same function in several processes, the short form of a [`Group`].
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -8,8 +10,9 @@ use serde::de::DeserializeOwned;
 use crate::context::SpawnContext;
 use crate::error::Result;
 use crate::group::Group;
+use crate::method::StartMethod;
 use crate::outcome::Outcome;
-use crate::process::{Process, Stdin};
+use crate::process::{Output, Process, Stdin};
 use crate::run::Options;
 
 /// Runs `f(rank, args)` in `n` new processes, with ranks from 0.
@@ -103,8 +106,68 @@ impl Builder {
     }
 
     /// What the processes find as their stdin; see [`Process::stdin`].
-    pub fn stdin(mut self, stdin: Stdin) -> Self {
-        self.process.stdin = stdin;
+    pub fn stdin(mut self, stdin: impl Into<Stdin>) -> Self {
+        self.process = self.process.stdin(stdin);
+        self
+    }
+
+    /// Where their stdout goes; see [`Process::stdout`].
+    pub fn stdout(mut self, stdout: impl Into<Output>) -> Self {
+        self.process = self.process.stdout(stdout);
+        self
+    }
+
+    /// Where their stderr goes; see [`Process::stderr`].
+    pub fn stderr(mut self, stderr: impl Into<Output>) -> Self {
+        self.process = self.process.stderr(stderr);
+        self
+    }
+
+    /// Keeps the end of what they write to their stderr; see [`Process::stderr_tail`].
+    pub fn stderr_tail(mut self, keep: bool) -> Self {
+        self.process = self.process.stderr_tail(keep);
+        self
+    }
+
+    /// Sets a variable in their environment; see [`Process::env`].
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.process = self.process.env(name, value);
+        self
+    }
+
+    /// Removes a variable from their environment; see [`Process::env_remove`].
+    pub fn env_remove(mut self, name: impl Into<OsString>) -> Self {
+        self.process = self.process.env_remove(name);
+        self
+    }
+
+    /// Empties their environment; see [`Process::env_clear`].
+    pub fn env_clear(mut self) -> Self {
+        self.process = self.process.env_clear();
+        self
+    }
+
+    /// Their working directory; see [`Process::current_dir`].
+    pub fn current_dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.process = self.process.current_dir(path);
+        self
+    }
+
+    /// Their nice value; see [`Process::nice`].
+    pub fn nice(mut self, nice: i32) -> Self {
+        self.process = self.process.nice(nice);
+        self
+    }
+
+    /// The processors that they may run on; see [`Process::cpus`].
+    pub fn cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
+        self.process = self.process.cpus(cpus);
+        self
+    }
+
+    /// The executable that is the worker, if it is not this one; see [`Process::executable`].
+    pub fn executable(mut self, path: impl Into<PathBuf>) -> Self {
+        self.process = self.process.executable(path);
         self
     }
 
@@ -121,6 +184,12 @@ impl Builder {
         self
     }
 
+    /// How the processes are started. By [`StartMethod::Spawn`] if not set.
+    pub fn start_method(mut self, method: StartMethod) -> Self {
+        self.options.method = method;
+        self
+    }
+
     /// Starts the processes, as the function [`spawn`] does.
     ///
     /// # Errors
@@ -134,7 +203,8 @@ impl Builder {
     {
         let mut group = Group::new()
             .grace(self.options.grace)
-            .hello_deadline(self.options.hello_deadline);
+            .hello_deadline(self.options.hello_deadline)
+            .start_method(self.options.method);
         group.add_replicas(self.process, f, args, n)?;
         group.start()
     }

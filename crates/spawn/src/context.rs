@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
+use crate::desk;
 use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
 use crate::hello::Handle;
 use crate::link::Mailbox;
-use crate::story::{Story, after};
-use crate::supervisor;
+use crate::story::{Phase, Story, after};
+use crate::tail::Tail;
 
 /// Reads a value out of its letterbox, if it is there.
 type Read<R> = Box<dyn Fn(&Mailbox) -> Result<Option<R>, BoxError> + Send + Sync>;
@@ -60,12 +61,12 @@ pub struct Stopper {
 impl Stopper {
     /// As [`SpawnContext::terminate`].
     pub fn terminate(&self) {
-        supervisor::stop(&self.story, false);
+        desk::stop(&self.story, false);
     }
 
     /// As [`SpawnContext::kill`].
     pub fn kill(&self) {
-        supervisor::stop(&self.story, true);
+        desk::stop(&self.story, true);
     }
 }
 
@@ -77,15 +78,51 @@ impl Stopper {
 #[must_use = "dropping it stops the processes; keep it and call `join`"]
 pub struct SpawnContext<R> {
     story: Arc<Story>,
-    inboxes: Vec<Inbox<R>>,
+    /// By rank; `None` for a daemon, whose result nobody waits for.
+    inboxes: Vec<Option<Inbox<R>>>,
+    /// Kept so that what daemons return has a place.
+    daemons: Vec<Inbox<R>>,
+    /// The ends of what the processes write to their stderr, where they are kept.
+    tails: Vec<Arc<Tail>>,
+    /// How many ends `wait_any` has told.
+    told: usize,
     end: Option<Result<Vec<R>>>,
 }
 
+/// A process of a [`SpawnContext`] and where it is in its life; given by [`SpawnContext::processes`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcessState {
+    /// Its rank, process id and name.
+    pub worker: Worker,
+    /// Where it is.
+    pub phase: Phase,
+}
+
 impl<R> SpawnContext<R> {
-    pub(crate) fn new(story: Arc<Story>, inboxes: Vec<Inbox<R>>) -> SpawnContext<R> {
+    /// Of processes whose inboxes come with whether the process is a daemon.
+    pub(crate) fn new(
+        story: Arc<Story>,
+        inboxes: Vec<(Inbox<R>, bool)>,
+        tails: Vec<Arc<Tail>>,
+    ) -> SpawnContext<R> {
+        let mut daemons = Vec::new();
+        let inboxes = inboxes
+            .into_iter()
+            .map(|(inbox, daemon)| {
+                if daemon {
+                    daemons.push(inbox);
+                    return None;
+                }
+                Some(inbox)
+            })
+            .collect();
         SpawnContext {
             story,
             inboxes,
+            daemons,
+            tails,
+            told: 0,
             end: None,
         }
     }
@@ -115,7 +152,7 @@ impl<R> SpawnContext<R> {
     }
 
     /// Like [`join`](SpawnContext::join), but waits no longer than `timeout`: `None` if a process still runs then. It
-    /// stops nothing.
+    /// stops nothing, and does not look for a [`Deadlock`](ErrorKind::Deadlock): a wait with a limit ends by itself.
     ///
     /// # Errors
     ///
@@ -126,6 +163,76 @@ impl<R> SpawnContext<R> {
             None => Ok(None),
             Some(_) => self.told().map(Some),
         }
+    }
+
+    /// Like [`join_timeout`](SpawnContext::join_timeout), without waiting.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of any process, by time.
+    pub fn try_join(&mut self) -> Result<Option<&[R]>> {
+        self.join_timeout(Duration::ZERO)
+    }
+
+    /// Like [`join_timeout`](SpawnContext::join_timeout), with another grace period than the context was made with:
+    /// from now on, what stops has `grace` from SIGTERM to SIGKILL. The two arguments of `join` in torch.
+    ///
+    /// The timeout is the one limit for all of it: it does not start again with each process, and when it ends while
+    /// processes are being stopped, that is `None` too, and they go on being stopped.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of any process, by time.
+    pub fn join_within(&mut self, timeout: Duration, grace: Duration) -> Result<Option<&[R]>> {
+        desk::set_grace(&self.story, grace);
+        self.join_timeout(timeout)
+    }
+
+    /// Waits until a process has ended that no earlier call told of, whatever its rank. `None` when all have been told.
+    ///
+    /// ```no_run
+    /// # fn work(_rank: usize, _: ()) {}
+    /// # fn main() -> spawn::Result<()> {
+    /// # spawn::init();
+    /// let mut context = spawn::spawn(work, (), 4)?;
+    /// while let Some(worker) = context.wait_any()? {
+    ///     println!("{worker} is done");
+    /// }
+    /// context.join()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The first failure of any process, by time, once it is known and the others have been stopped.
+    /// [`Deadlock`](ErrorKind::Deadlock) as for [`join`](SpawnContext::join).
+    pub fn wait_any(&mut self) -> Result<Option<Worker>> {
+        let stuck = |deadlock| desk::give_up(&self.story, deadlock);
+        let Some(worker) = self.story.wait_for_end_of(self.told, stuck) else {
+            return self.join().map(|_| None);
+        };
+        // One that ended badly stops the others; then that is the news. What the others return then is none.
+        if self.story.is_failing() {
+            self.join()?;
+        }
+        self.told += 1;
+        Ok(Some(worker))
+    }
+
+    /// Lets the processes live on, supervised by nobody: they no longer end when this process does. Returns when each
+    /// has confirmed that.
+    ///
+    /// What they return goes nowhere, and what becomes of them is told to nobody. As long as this process lives it
+    /// reaps them. One whose stderr's tail is kept loses its stderr with this process.
+    ///
+    /// # Errors
+    ///
+    /// When one has failed, or does not confirm in the time that a process has to reach [`init`](crate::init); then all
+    /// are stopped, as by dropping the context.
+    pub fn detach(self) -> Result<Vec<Worker>> {
+        desk::detach(&self.story)?;
+        Ok(self.workers())
     }
 
     /// Waits as [`join`](SpawnContext::join) does, and gives the values away.
@@ -156,16 +263,26 @@ impl<R> SpawnContext<R> {
             .collect()
     }
 
+    /// The processes and where each is in its life, in the order of their ranks. That a function runs wakes nobody, so
+    /// [`Phase::Running`] may show up to a second late; a last word and an end show at once.
+    pub fn processes(&self) -> Vec<ProcessState> {
+        self.story
+            .members()
+            .into_iter()
+            .map(|(worker, phase)| ProcessState { worker, phase })
+            .collect()
+    }
+
     /// Asks all processes to end: SIGTERM now, SIGKILL after the grace period. Returns at once;
     /// [`join`](SpawnContext::join) waits, and says [`Interrupted`](ErrorKind::Interrupted) unless all had returned or
     /// one had failed before.
     pub fn terminate(&self) {
-        supervisor::stop(&self.story, false);
+        desk::stop(&self.story, false);
     }
 
     /// Ends all processes now, with SIGKILL. Returns at once.
     pub fn kill(&self) {
-        supervisor::stop(&self.story, true);
+        desk::stop(&self.story, true);
     }
 
     /// A handle that stops the processes from elsewhere, such as a thread that waits for signals while this one joins.
@@ -187,20 +304,27 @@ impl<R> SpawnContext<R> {
         if self.end.is_some() {
             return;
         }
-        let stuck = |deadlock| supervisor::give_up(&self.story, deadlock);
+        let stuck = |deadlock| desk::give_up(&self.story, deadlock);
         let Some(end) = self.story.wait(until, stuck) else {
             return;
         };
         let workers = self.workers();
+        // What they wrote comes before what is told about them.
+        self.tails.drain(..).for_each(|tail| tail.flush());
         self.end = Some(end.and_then(|()| {
             self.inboxes
                 .iter()
                 .zip(workers)
-                .map(|(inbox, worker)| inbox.open(worker))
+                .filter_map(|(inbox, worker)| inbox.as_ref().map(|inbox| inbox.open(worker)))
                 .collect()
         }));
         // The letterboxes have nothing more to give.
         self.inboxes.clear();
+        self.daemons.clear();
+    }
+
+    pub(crate) fn story(&self) -> &Story {
+        &self.story
     }
 
     fn told(&self) -> Result<&[R]> {
@@ -223,10 +347,11 @@ fn unsettled() -> Error {
 impl<R> Drop for SpawnContext<R> {
     fn drop(&mut self) {
         if self.end.is_none() && self.story.end().is_none() {
-            supervisor::stop(&self.story, false);
+            desk::stop(&self.story, false);
             // Bounded: grace, SIGKILL, and a limit for what even that does not end.
             self.story.wait(None, drop);
         }
+        self.tails.drain(..).for_each(|tail| tail.flush());
     }
 }
 

@@ -8,20 +8,23 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
-    sendmsg, socketpair,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
+    recvmsg, sendmsg, socketpair,
 };
 
 use crate::frame::{FRAME, Frame};
 
-/// The most descriptors in one packet: the arena, and a stdin.
-const DESCRIPTORS: usize = 2;
+/// The most descriptors in one packet: a control socket, stdout, stderr, a working directory. A greeting has three:
+/// the arena, a stdin, a stdout.
+const DESCRIPTORS: usize = 4;
 
 /// A packet and what came with it.
 #[derive(Debug)]
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
+    /// There were more, for which this process had no room.
+    pub(crate) truncated: bool,
 }
 
 /// What a look into the socket finds.
@@ -75,8 +78,27 @@ pub(crate) fn tell(socket: BorrowedFd<'_>, frame: &Frame) -> Result<(), Errno> {
     send(socket, &frame.encode(), &[])
 }
 
+/// Sends the last frame of all: the parent, who does not look at each frame as it comes, is woken for it.
+pub(crate) fn tell_last(socket: BorrowedFd<'_>, frame: &Frame) -> Result<(), Errno> {
+    let told = tell(socket, frame);
+    rustix::net::shutdown(socket, Shutdown::Write).and(told)
+}
+
 /// Receives one packet of up to `size` bytes with its descriptors; `None` at the end of file.
 pub(crate) fn receive(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Packet>, String> {
+    match receive_any(socket, size)? {
+        // It would show as a bad handle much later.
+        Some(packet) if packet.truncated => Err(format!(
+            "only {} descriptors of a packet arrived: this process has reached its limit of open files (see `ulimit \
+             -n`)",
+            packet.descriptors.len()
+        )),
+        packet => Ok(packet),
+    }
+}
+
+/// The same, also if not all of its descriptors arrived.
+pub(crate) fn receive_any(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Packet>, String> {
     let mut bytes = vec![0; size];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -101,19 +123,17 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Pack
         })
         .flatten()
         .collect();
-    // The kernel installs as many as fit and drops the rest without an error: it would show as a bad handle much later.
-    if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(format!(
-            "only {} descriptors of a packet arrived: this process has reached its limit of open files (see `ulimit \
-             -n`)",
-            descriptors.len()
-        ));
-    }
+    // The kernel installs as many as fit and drops the rest without an error.
+    let truncated = received.flags.contains(ReturnFlags::CTRUNC);
     if received.bytes == 0 {
         return Ok(None);
     }
     bytes.truncate(received.bytes);
-    Ok(Some(Packet { bytes, descriptors }))
+    Ok(Some(Packet {
+        bytes,
+        descriptors,
+        truncated,
+    }))
 }
 
 /// Looks for the next frame without waiting.
@@ -163,12 +183,12 @@ mod tests {
     #[test]
     fn the_end_of_the_other_side_is_heard_after_its_last_word() {
         let (ours, theirs) = pair().unwrap();
-        tell(theirs.as_fd(), &Frame::Returned).unwrap();
+        tell(theirs.as_fd(), &Frame::Arrived).unwrap();
         send(theirs.as_fd(), &[0xff, 0xff], &[]).unwrap();
         let mut buffer = Vec::new();
         assert!(matches!(
             listen(ours.as_fd(), &mut buffer),
-            Heard::Frame(Frame::Returned)
+            Heard::Frame(Frame::Arrived)
         ));
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Noise));
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Silence));

@@ -9,24 +9,35 @@ use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
 use crate::error::Exit;
 
-/// Waits for a process without blocking: `None` while it lives.
-pub(crate) fn look(pidfd: impl AsFd) -> Option<Exit> {
+/// What a look at a process finds.
+#[derive(Debug)]
+pub(crate) enum Seen {
+    Alive,
+    Ended(Exit),
+    /// The descriptor is none, or none of a process: nothing is known.
+    Blind,
+}
+
+/// Looks at a process without waiting, and reaps it if it has ended.
+pub(crate) fn look(pidfd: impl AsFd) -> Seen {
     collect(pidfd, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
 }
 
 /// Waits for a process to end.
-pub(crate) fn wait(pidfd: impl AsFd) -> Exit {
-    collect(pidfd, WaitIdOptions::EXITED).unwrap_or(Exit::Unknown)
+pub(crate) fn wait(pidfd: impl AsFd) {
+    collect(pidfd, WaitIdOptions::EXITED);
 }
 
-fn collect(pidfd: impl AsFd, options: WaitIdOptions) -> Option<Exit> {
+fn collect(pidfd: impl AsFd, options: WaitIdOptions) -> Seen {
     loop {
         return match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
-            Ok(status) => status.map(|status| exit_of(&status)),
+            Ok(Some(status)) => Seen::Ended(exit_of(&status)),
+            Ok(None) => Seen::Alive,
             Err(Errno::INTR) => continue,
+            Err(Errno::BADF | Errno::INVAL) => Seen::Blind,
             // Not our child any more: the system reaped it by itself because the host ignores SIGCHLD, or something
             // in this program waited for it. While it lives it is our child, so it is gone.
-            Err(_) => Some(Exit::Unknown),
+            Err(_) => Seen::Ended(Exit::Unknown),
         };
     }
 }
@@ -68,14 +79,19 @@ pub(crate) struct OomKills(Vec<(String, u64)>);
 impl OomKills {
     /// Reads them: our cgroups (version 2 and 1) and the whole machine. Where there is none, there is none.
     pub(crate) fn read() -> OomKills {
+        OomKills::read_below(Path::new("/"))
+    }
+
+    /// The same in a tree of files that starts there.
+    fn read_below(root: &Path) -> OomKills {
         let mut counters = Vec::new();
-        for file in cgroup_files() {
+        for file in cgroup_files(root) {
             if let Some(count) = counter_in(&file) {
                 counters.push((file.display().to_string(), count));
             }
         }
-        let vmstat = Path::new("/proc/vmstat");
-        if let Some(count) = counter_in(vmstat) {
+        let vmstat = root.join("proc/vmstat");
+        if let Some(count) = counter_in(&vmstat) {
             counters.push((vmstat.display().to_string(), count));
         }
         OomKills(counters)
@@ -98,8 +114,8 @@ fn counter_in(file: &Path) -> Option<u64> {
 }
 
 /// The files with a counter for the groups that this process is in.
-fn cgroup_files() -> Vec<PathBuf> {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+fn cgroup_files(root: &Path) -> Vec<PathBuf> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     groups
         .lines()
         .filter_map(|line| {
@@ -107,13 +123,13 @@ fn cgroup_files() -> Vec<PathBuf> {
             let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
             let path = path.trim_start_matches('/');
             if controllers.is_empty() {
-                Some(Path::new("/sys/fs/cgroup").join(path).join("memory.events"))
+                Some(root.join("sys/fs/cgroup").join(path).join("memory.events"))
             } else if controllers
                 .split(',')
                 .any(|controller| controller == "memory")
             {
                 Some(
-                    Path::new("/sys/fs/cgroup/memory")
+                    root.join("sys/fs/cgroup/memory")
                         .join(path)
                         .join("memory.oom_control"),
                 )
@@ -140,6 +156,42 @@ mod tests {
         );
         assert_eq!(signal_name(34), "signal 34");
         assert_eq!(signal_name(0), "signal 0");
+    }
+
+    #[test]
+    fn the_counters_of_both_kinds_of_cgroup_and_of_the_machine_are_read() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write(
+            "proc/self/cgroup",
+            "5:cpu,memory:/old\n4:cpuset:/x\n0::/new/inner\n",
+        );
+        write("proc/vmstat", "pgfault 7\noom_kill 1\n");
+        write(
+            "sys/fs/cgroup/new/inner/memory.events",
+            "low 0\noom 2\noom_kill 2\n",
+        );
+        write(
+            "sys/fs/cgroup/memory/old/memory.oom_control",
+            "under_oom 0\noom_kill 3\n",
+        );
+        let before = OomKills::read_below(root.path());
+        assert_eq!(
+            before.0.iter().map(|(_, count)| *count).collect::<Vec<_>>(),
+            [3, 2, 1]
+        );
+        write(
+            "sys/fs/cgroup/new/inner/memory.events",
+            "low 0\noom 3\noom_kill 3\n",
+        );
+        let grown = OomKills::read_below(root.path())
+            .grown_since(&before)
+            .unwrap();
+        assert!(grown.ends_with("memory.events went from 2 to 3"), "{grown}");
     }
 
     #[test]

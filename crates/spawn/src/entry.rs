@@ -6,12 +6,12 @@
 //! it may start a runtime or be given another stack, whatever `main` is; when it has returned, the process ends.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketType, sockopt};
 use rustix::process::{
@@ -19,12 +19,17 @@ use rustix::process::{
 };
 
 use crate::control;
+use crate::door::{self, Door};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{Frame, clip};
-use crate::hello::Hello;
+use crate::hello::{Hello, INLINE, SERVER};
 use crate::image::image;
 use crate::link;
 use crate::panic;
+use crate::server;
+use crate::setup::{ORDERS, Orders};
+use crate::signals;
+use crate::testing;
 use crate::trampoline::{self, Trampoline};
 use crate::worker::{Call, REFUSED};
 
@@ -38,8 +43,16 @@ const DEEPEST: u32 = 8;
 /// The stack of a worker's function: what a main thread usually has. Pages that are not used cost nothing.
 const STACK: usize = 8 << 20;
 
-/// A worker's end of the control socket; open until the process ends, because its end is the news of that.
-static CONTROL: OnceLock<OwnedFd> = OnceLock::new();
+/// A worker's end of the control socket.
+static CONTROL: OnceLock<&'static OwnedFd> = OnceLock::new();
+
+/// Which participant started a worker, and the number of the context there that it belongs to.
+static SUPERVISOR: OnceLock<(link::Member, u32)> = OnceLock::new();
+
+/// A worker's name.
+static NAME: OnceLock<String> = OnceLock::new();
+/// What a parent says to a child that shall outlive it.
+pub(crate) const DETACH: &[u8] = b"detach";
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
@@ -59,12 +72,18 @@ static DEPTH: OnceLock<u32> = OnceLock::new();
 /// }
 /// ```
 pub fn init() {
+    init_with(&[]);
+}
+
+/// [`init`] for an executable that is the worker of other programs too: they find these functions by name. What
+/// [`worker_main!`](crate::worker_main) calls.
+pub fn init_with(doors: &[Door]) {
     if INITIALIZED.swap(true, Ordering::Relaxed) {
         return;
     }
     match role() {
         Role::Program => {}
-        Role::Worker => serve(),
+        Role::Worker => serve(doors),
         Role::Broken(reason) => {
             eprintln!("this process is a worker, but {reason}");
             std::process::exit(REFUSED);
@@ -72,16 +91,17 @@ pub fn init() {
     }
 }
 
-/// Checks that a child of this process would know what it is, and gives the depth that it would have.
-pub(crate) fn depth_of_a_child() -> Result<u32> {
-    if !INITIALIZED.load(Ordering::Relaxed) {
-        let message = if std::env::var_os(MARKER).is_some() {
+/// Checks that a child of this process would know what it is, and gives the depth that it would have. A child that is
+/// another executable knows by itself, unless this process is one that did not.
+pub(crate) fn depth_of_a_child(foreign: bool) -> Result<u32> {
+    let marked = std::env::var_os(MARKER).is_some();
+    if !INITIALIZED.load(Ordering::Relaxed) && (marked || !foreign) {
+        let message = if marked {
             "this process was started as a worker and has not called `init` yet, so what it spawns would spawn again \
              without end: make `init()` the first line of `main`"
         } else {
             "`init` was not called in this process, and a child is the same executable run again, which would not know \
-             that it is one: make `init()` the first line of `main` (a test needs a `main` for that: see \"Tests\" in \
-             the documentation of this crate)"
+             that it is one: make `init()` the first line of `main`, or `spawn::init_in_test!()` that of a test"
         };
         return Err(Error::new(ErrorKind::NotInitialized, message));
     }
@@ -130,42 +150,95 @@ fn role() -> Role {
     }
 }
 
-/// The whole life of a worker, on its main thread.
-fn serve() -> ! {
-    let control = match take_stdin() {
-        Ok(control) => CONTROL.get_or_init(|| control),
-        Err(errno) => {
-            eprintln!("this process is a worker, but its stdin could not be taken over: {errno}");
-            std::process::exit(REFUSED);
-        }
-    };
-    // Before anything can take long.
-    if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        tracing::debug!(%errno, "no parent-death signal; the control socket has to do");
-    }
-    let refused = match greet(control) {
-        Ok(Some((hello, descriptors))) => match start(hello, control) {
-            Ok(function) => {
-                // A thread that waits for this no more is found to have ended below.
-                let _ = function.ready.send(prepare(&hello, descriptors, control));
-                let _serving = link::serve();
-                watch(control, &function.done);
-                // Joining lets the thread's own variables be dropped before the process ends.
-                std::process::exit(function.thread.join().unwrap_or(REFUSED))
+/// The whole life of a worker, on its main thread. That of a fork server begins the same way, and each of its copies
+/// comes back to the beginning.
+fn serve(doors: &[Door]) -> ! {
+    signals::reset();
+    loop {
+        let control = match take_stdin() {
+            Ok(control) => control,
+            Err(errno) => {
+                eprintln!(
+                    "this process is a worker, but its stdin could not be taken over: {errno}"
+                );
+                std::process::exit(REFUSED);
             }
-            Err(error) => format!("the thread for its function could not be started: {error}"),
-        },
-        // The parent is gone: nobody waits for an explanation.
-        Ok(None) => die(),
-        Err(reason) => reason,
+        };
+        // Before anything can take long.
+        if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
+            tracing::debug!(%errno, "no parent-death signal; the control socket has to do");
+        }
+        match greet(&control) {
+            Ok(Some(Greeted { hello, .. })) if hello.role == SERVER => {
+                server::serve(&hello, control);
+            }
+            Ok(Some(greeting)) => {
+                let _ = DEPTH.set(greeting.hello.depth);
+                // Open until the process ends, because its end is the news of that.
+                let control: &'static OwnedFd = Box::leak(Box::new(control));
+                work(greeting, doors, control)
+            }
+            // The parent is gone: nobody waits for an explanation.
+            Ok(None) => die(),
+            Err(reason) => refuse(&control, reason),
+        }
+    }
+}
+
+/// Runs the function on a thread of its own, which ends the process, and watches the parent meanwhile.
+fn work(greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> ! {
+    let name = greeting.hello.name();
+    let _ = CONTROL.set(control);
+    let _ = NAME.set(name.clone());
+    let _ = SUPERVISOR.set((greeting.hello.supervisor(), greeting.hello.context));
+    // Until the process ends.
+    let _serving = link::serve();
+    name_process(&name);
+    // Nice values and processors are inherited by threads, so before there is another one.
+    if let Err(reason) = greeting.orders.follow() {
+        refuse(control, reason);
+    }
+    let doors = doors.to_vec();
+    let started = thread::Builder::new()
+        .name(name)
+        .stack_size(STACK)
+        .spawn(move || {
+            // A panic of ours, not of the function, must not leave the process waiting for its parent.
+            let code = catch_unwind(AssertUnwindSafe(|| run(greeting, &doors, control)));
+            // Runs the exit handlers, and before them drops this thread's own variables.
+            std::process::exit(code.unwrap_or(REFUSED))
+        });
+    match started {
+        Ok(_) => watch(control),
+        Err(error) => refuse(
+            control,
+            format!("the thread for its function could not be started: {error}"),
+        ),
+    }
+}
+
+/// Gives the exit code.
+fn run(mut greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> i32 {
+    let (hello, plain) = (greeting.hello, std::mem::take(&mut greeting.plain));
+    let call = Call {
+        hello: &hello,
+        plain: &plain,
+        control: control.as_fd(),
     };
-    let _ = control::tell(
-        control.as_fd(),
-        &Frame::Refused {
-            reason: clip(refused),
-        },
-    );
-    std::process::exit(REFUSED);
+    match prepare(greeting, doors, control) {
+        Ok(trampoline) => {
+            panic::enter_function();
+            trampoline(&call)
+        }
+        Err(reason) => call.refuse(reason),
+    }
+}
+
+/// Tells the parent why this process does not run its function, and ends it.
+pub(crate) fn refuse(control: &OwnedFd, reason: String) -> ! {
+    let reason = clip(reason);
+    let _ = control::tell_last(control.as_fd(), &Frame::Refused { reason });
+    std::process::exit(REFUSED)
 }
 
 /// Moves the control socket away from fd 0 and puts /dev/null there, so that the function finds an empty stdin and what
@@ -181,80 +254,59 @@ fn take_stdin() -> Result<OwnedFd, Errno> {
     Ok(control)
 }
 
+/// What a parent said, and what came with it.
+struct Greeted {
+    hello: Hello,
+    orders: Orders,
+    /// The arguments, if they came along.
+    plain: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
 /// Reads the greeting and what came with it. `None`: there is no parent.
-fn greet(control: &OwnedFd) -> Result<Option<(Hello, Vec<OwnedFd>)>, String> {
-    let Some(packet) = control::receive(control.as_fd(), size_of::<Hello>())? else {
+fn greet(control: &OwnedFd) -> Result<Option<Greeted>, String> {
+    let Some(packet) = control::receive(control.as_fd(), size_of::<Hello>() + ORDERS + INLINE)?
+    else {
         return Ok(None);
     };
-    let hello = Hello::read(&packet.bytes)?;
+    let (hello, rest) = packet
+        .bytes
+        .split_at(packet.bytes.len().min(size_of::<Hello>()));
+    let hello = Hello::read(hello)?;
+    let (orders, plain) = match hello.role {
+        SERVER => (Orders::default(), rest),
+        _ => Orders::read(rest)?,
+    };
     // A parent in another pid namespace has no id here; then the socket alone has to tell.
     if getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() != hello.parent)
     {
         return Ok(None);
     }
-    let _ = DEPTH.set(hello.depth);
-    Ok(Some((hello, packet.descriptors)))
+    testing::reach_by(&orders.arguments);
+    Ok(Some(Greeted {
+        hello,
+        orders,
+        plain: plain.to_vec(),
+        descriptors: packet.descriptors,
+    }))
 }
 
-/// The thread that runs the function.
-struct Function {
-    /// Where it waits for the process to be what the greeting says.
-    ready: Sender<Result<Trampoline, String>>,
-    /// An event descriptor, readable when the function is over.
-    done: Arc<OwnedFd>,
-    /// Gives the exit code.
-    thread: JoinHandle<i32>,
-}
-
-/// Starts the function's thread. It comes up while the main thread prepares the process, and waits for that.
-fn start(hello: Hello, control: &'static OwnedFd) -> std::io::Result<Function> {
-    let (ready, prepared) = channel::<Result<Trampoline, String>>();
-    let done = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-    let signal = Signaler(Arc::clone(&done));
-    let thread = thread::Builder::new()
-        .name(hello.name())
-        .stack_size(STACK)
-        .spawn(move || {
-            let _signal = signal;
-            let call = Call {
-                hello: &hello,
-                control: control.as_fd(),
-            };
-            match prepared
-                .recv()
-                .unwrap_or_else(|_| Err("its main thread has ended".to_owned()))
-            {
-                Ok(trampoline) => {
-                    panic::enter_function();
-                    trampoline(&call)
-                }
-                Err(reason) => call.refuse(reason),
-            }
-        })?;
-    Ok(Function {
-        ready,
-        done,
-        thread,
-    })
-}
-
-/// Tells the watcher that the function is over, however that came.
-struct Signaler(Arc<OwnedFd>);
-
-impl Drop for Signaler {
-    fn drop(&mut self) {
-        // The counter of an event that is written once cannot overflow, the only way in which this can fail.
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
-    }
-}
-
-/// Makes the process what the greeting says (its stdin, its name, its place in the arena), and finds its function.
+/// Makes the process what the greeting says (its stdin, its place in the arena), and finds its function.
 fn prepare(
-    hello: &Hello,
-    descriptors: Vec<OwnedFd>,
+    greeting: Greeted,
+    doors: &[Door],
     control: &'static OwnedFd,
 ) -> Result<Trampoline, String> {
-    let trampoline = trampoline::resolve(image()?, hello)?;
+    let Greeted {
+        hello,
+        orders,
+        descriptors,
+        ..
+    } = greeting;
+    let trampoline = match &orders.door {
+        Some(name) => door::find(doors, name)?,
+        None => trampoline::resolve(image()?, &hello)?,
+    };
     let mut descriptors = descriptors.into_iter();
     let Some(arena) = descriptors.next() else {
         return Err("the greeting came without the arena's descriptor".to_owned());
@@ -266,42 +318,72 @@ fn prepare(
         rustix::stdio::dup2_stdin(&stdin)
             .map_err(|errno| format!("its stdin could not be put in place: {errno}"))?;
     }
-    name_process(&hello.name());
-    let member =
-        link::join(arena).map_err(|error| format!("it could not join the arena: {error}"))?;
-    link::note_name(&hello.name());
+    if orders.stdout {
+        let Some(stdout) = descriptors.next() else {
+            return Err("the greeting came without the stdout that it promises".to_owned());
+        };
+        rustix::stdio::dup2_stdout(&stdout)
+            .map_err(|errno| format!("its stdout could not be put in place: {errno}"))?;
+    }
+    link::expect(arena, has_joined)
+        .map_err(|error| format!("it has no use for the arena: {error}"))?;
     panic::install_hook(control.as_fd());
     // A parent that is gone needs no news; the watcher finds that out.
-    let _ = control::tell(
-        control.as_fd(),
-        &Frame::Arrived {
-            row: member.row,
-            epoch: member.epoch,
-        },
-    );
+    let _ = control::tell(control.as_fd(), &Frame::Arrived);
     Ok(trampoline)
 }
 
-/// Returns when the function is over. When the parent is gone before, ends the process.
-fn watch(control: &OwnedFd, done: &OwnedFd) {
+/// Tells the parent which participant of the arena this process is, and the arena what this process is called.
+fn has_joined(me: link::Member) {
+    if let Some(control) = CONTROL.get() {
+        let (row, epoch) = (me.row, me.epoch);
+        let _ = control::tell(control.as_fd(), &Frame::Joined { row, epoch });
+    }
+    if let Some(name) = NAME.get() {
+        link::note_name(name);
+    }
+    if let Some(&(supervisor, context)) = SUPERVISOR.get() {
+        link::note_context(supervisor, context);
+    }
+}
+
+/// Ends the process when the parent is gone. That it ends when the function is over is the other thread's doing.
+fn watch(control: &OwnedFd) -> ! {
+    let mut detached = false;
     loop {
-        let mut watched = [
-            PollFd::new(done, PollFlags::IN),
-            PollFd::new(control, PollFlags::IN),
-        ];
-        match poll(&mut watched, None) {
+        match poll(&mut [PollFd::new(control, PollFlags::IN)], None) {
             Ok(_) => {}
             Err(Errno::INTR | Errno::AGAIN) => continue,
             // Not to be able to watch is no reason to end: the parent-death signal is still armed.
-            Err(_) => return,
+            Err(errno) => {
+                tracing::warn!(%errno, "the control socket cannot be watched any more");
+                rest();
+            }
         }
-        if !watched[0].revents().is_empty() {
-            return;
+        match control::receive(control.as_fd(), 64) {
+            Ok(Some(packet)) if packet.bytes == DETACH => {
+                // By the same thread that armed it.
+                let disarmed = set_parent_process_death_signal(None).is_ok();
+                detached |= disarmed;
+                let _ = control::tell(control.as_fd(), &Frame::Detached { disarmed });
+            }
+            // What a later version may say is read and left.
+            Ok(Some(_)) => {}
+            Ok(None) if detached => rest(),
+            Ok(None) => die(),
+            // The function closed the socket. The parent sees that too, and decides.
+            Err(reason) => {
+                tracing::warn!(%reason, "the parent cannot be watched any more");
+                rest();
+            }
         }
-        // The parent says nothing yet that this version understands; what it says is read and left.
-        if matches!(control::receive(control.as_fd(), 64), Ok(None)) {
-            die();
-        }
+    }
+}
+
+/// Leaves the end of the process to its function.
+fn rest() -> ! {
+    loop {
+        thread::park();
     }
 }
 
@@ -314,7 +396,7 @@ fn die() -> ! {
 }
 
 /// The name that `top`, `ps` and a debugger show: that of the main thread. Without it they would show `exe`.
-fn name_process(name: &str) {
+pub(crate) fn name_process(name: &str) {
     let text: Vec<u8> = name.bytes().filter(|&byte| byte != 0).collect();
     if let Ok(text) = std::ffi::CString::new(text) {
         let _ = rustix::thread::set_name(&text);

@@ -7,7 +7,10 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
+
 pub use crate::link::Deadlock;
+use crate::typed;
 
 /// What fallible functions of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -130,6 +133,8 @@ pub enum ErrorKind {
         likely_out_of_memory: Option<String>,
         /// What it last said that it was working on.
         last_task: Option<String>,
+        /// The last that it wrote to its stderr, if [`Process::stderr_tail`](crate::Process::stderr_tail) keeps it.
+        stderr_tail: Option<String>,
     },
     /// It was stopped on purpose: by [`terminate`](crate::SpawnContext::terminate),
     /// [`kill`](crate::SpawnContext::kill), or an interrupt from the terminal.
@@ -203,6 +208,7 @@ impl ErrorKind {
                 after_result,
                 likely_out_of_memory,
                 last_task,
+                stderr_tail,
                 ..
             } => {
                 let mut text = exit.to_string();
@@ -220,6 +226,9 @@ impl ErrorKind {
                     text.push_str(&format!(
                         "; it was likely killed for want of memory ({counter})"
                     ));
+                }
+                if let Some(tail) = stderr_tail {
+                    text.push_str(&format!("; its stderr ended with: {}", last_lines(tail)));
                 }
                 text
             }
@@ -246,6 +255,19 @@ impl ErrorKind {
     }
 }
 
+/// How many lines of a stderr go into a sentence.
+const LINES: usize = 3;
+
+/// The last lines of a text, in one.
+pub(crate) fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines[lines.len().saturating_sub(LINES)..].join(" | ")
+}
+
 /// An error of this crate: [what happened](Error::kind), a sentence, and the error below it if there is one.
 ///
 /// `Debug` prints the sentence and what is known beyond it (backtraces, hints), because that is what a `main` that
@@ -258,6 +280,8 @@ struct Inner {
     kind: ErrorKind,
     message: String,
     source: Option<BoxError>,
+    /// What a function returned as its error, by name of its type and bytes.
+    typed: Option<(String, Vec<u8>)>,
 }
 
 impl Error {
@@ -267,6 +291,7 @@ impl Error {
             kind,
             message: message.into(),
             source: None,
+            typed: None,
         }))
     }
 
@@ -283,16 +308,34 @@ impl Error {
             kind,
             message,
             source: Some(source),
+            typed: None,
         }))
     }
 
     /// What happened in another process; the sentence is made from the kind.
     pub(crate) fn from_process(kind: ErrorKind) -> Error {
+        Error::told(kind, None)
+    }
+
+    /// The same with the error itself, if the function returned one that can be told.
+    pub(crate) fn told(kind: ErrorKind, typed: Option<(String, Vec<u8>)>) -> Error {
         let message = match kind.worker() {
             Some(worker) => format!("{worker} {}", kind.cause()),
             None => kind.cause(),
         };
-        Error::new(kind, message)
+        Error(Arc::new(Inner {
+            kind,
+            message,
+            source: None,
+            typed,
+        }))
+    }
+
+    /// The error that the function returned, as what it was: for functions that return
+    /// [`Typed`](crate::Typed) errors, of exactly this type. `None` for everything else; the text is in
+    /// [`ErrorKind::ProcessRaised`] in any case.
+    pub fn downcast<E: DeserializeOwned>(&self) -> Option<E> {
+        self.0.typed.as_ref().and_then(typed::open)
     }
 
     /// What happened, as data.
@@ -326,6 +369,10 @@ impl fmt::Debug for Error {
             } => {
                 write!(f, "\n\nBacktrace in that process:\n{text}")
             }
+            ErrorKind::ProcessExited {
+                stderr_tail: Some(tail),
+                ..
+            } => write!(f, "\n\nThe end of its stderr:\n{tail}"),
             ErrorKind::ProcessPanicked {
                 backtrace: None, ..
             } => f.write_str("\n(set RUST_BACKTRACE=1 to see the backtrace in that process)"),
@@ -354,6 +401,7 @@ mod tests {
             after_result: false,
             likely_out_of_memory: None,
             last_task: Some("frame 12".into()),
+            stderr_tail: None,
         });
         assert_eq!(
             error.to_string(),

@@ -6,17 +6,21 @@
 use serde::{Deserialize, Serialize};
 
 /// The longest single text in a frame.
-const TEXT: usize = 12 << 10;
+pub(crate) const TEXT: usize = 12 << 10;
 
 /// Room for any frame: a chain of clipped texts is clipped again, see [`Frame::encode`].
 pub(crate) const FRAME: usize = 64 << 10;
 
+/// The longest result that travels in a frame.
+pub(crate) const PLAIN: usize = 16 << 10;
+
 /// One message from a child.
 #[derive(Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// The child reached `init`, accepted the greeting and is about to run its function. Carries its row and epoch in
-    /// the arena.
-    Arrived { row: u16, epoch: u16 },
+    /// The child reached `init`, accepted the greeting and is about to run its function.
+    Arrived,
+    /// It takes part in the arena now, in this row and epoch. One that needs nothing of the arena never says so.
+    Joined { row: u16, epoch: u16 },
     /// The child cannot or must not run the function.
     Refused { reason: String },
     /// A thread panics; it may still be caught. Sent before anything unwinds, so it is heard before what the unwinding
@@ -26,15 +30,21 @@ pub(crate) enum Frame {
         in_function: bool,
         message: String,
         location: Option<String>,
+        /// Comes in a second word, where one was asked for: it takes long to make.
+        backtrace: Option<String>,
     },
-    /// The function returned a value, and the value lies in the letterbox.
-    Returned,
+    /// It does as told: it no longer ends when its parent does, if the system let it.
+    Detached { disarmed: bool },
+    /// The function returned a value: this one, or the one that lies in the letterbox.
+    Returned { plain: Option<Vec<u8>> },
     /// The function returned an error, at this time. It `follows` if it only passes on that another process failed.
     Raised {
         at: u64,
         follows: bool,
         chain: Vec<String>,
         backtrace: Option<String>,
+        /// The error itself, if it can be told: the name of its type, and its bytes.
+        typed: Option<(String, Vec<u8>)>,
     },
     /// The function panicked, at this time.
     Panicked {
@@ -61,17 +71,20 @@ impl Frame {
                 follows,
                 chain,
                 backtrace: Some(_),
+                typed,
             } => Frame::Raised {
                 at: *at,
                 follows: *follows,
                 chain: chain.clone(),
                 backtrace: None,
+                typed: typed.clone(),
             },
             Frame::Raised {
                 at,
                 follows,
                 chain,
                 backtrace: None,
+                ..
             } if chain.len() > 2 => Frame::Raised {
                 at: *at,
                 follows: *follows,
@@ -80,6 +93,7 @@ impl Frame {
                     "(further causes were too long to send)".to_owned(),
                 ],
                 backtrace: None,
+                typed: None,
             },
             // The texts of all other frames are clipped to a sum that fits, so this is reached by none.
             _ => Frame::Refused {
@@ -140,6 +154,7 @@ mod tests {
             follows: false,
             chain,
             backtrace: Some(clip("x".repeat(1 << 20))),
+            typed: Some(("T".into(), vec![0; TEXT])),
         }
         .encode();
         assert!(bytes.len() <= FRAME);

@@ -8,15 +8,19 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::context::{Inbox, SpawnContext};
+use crate::desk;
 use crate::entry;
 use crate::error::{BoxError, Error, ErrorKind, Result};
+use crate::hello::INLINE;
 use crate::image::image;
-use crate::launch::Plan;
+use crate::launch::{Arguments, Plan};
 use crate::link::{self, Mailbox, PROCESSES_MAX, Parcel, Shared};
+use crate::method::StartMethod;
 use crate::outcome::Outcome;
-use crate::process::{Process, Stdin};
+use crate::process::Process;
 use crate::run::Options;
-use crate::supervisor;
+use crate::setup::Setup;
+use crate::testing;
 use crate::trampoline::{self, Target};
 
 /// A member that has been added: its arguments are packed, its process is not started.
@@ -81,6 +85,12 @@ impl<R: 'static> Group<R> {
         self
     }
 
+    /// See [`Builder::start_method`](crate::Builder::start_method).
+    pub fn start_method(mut self, method: StartMethod) -> Self {
+        self.options.method = method;
+        self
+    }
+
     /// Adds a process that will run `f(rank, args)`, and gives its rank. The arguments are encoded now: what is moved
     /// into them has left this process's hands.
     ///
@@ -115,7 +125,7 @@ impl<R: 'static> Group<R> {
     {
         let _ = f;
         let process = process.into();
-        let target = prepare::<F, A, O>()?;
+        let target = prepare::<F, A, O>(&process)?;
         let name = process.name_of(&target, 0, 1);
         self.push::<O>(process, name, target, pack(args)?, into)
     }
@@ -141,7 +151,7 @@ impl<R: 'static> Group<R> {
     {
         let _ = f;
         let process = process.into();
-        let target = prepare::<F, A, O>()?;
+        let target = prepare::<F, A, O>(&process)?;
         if n == 0 {
             return Err(Error::new(
                 ErrorKind::Usage,
@@ -205,17 +215,27 @@ impl<R: 'static> Group<R> {
     /// When the group is empty, more than one process is to have this one's stdin, processes are nested too deep, or
     /// the system does not start one; then none is left running.
     pub fn start(self) -> Result<SpawnContext<R>> {
-        let depth = entry::depth_of_a_child()?;
+        let all_foreign = self
+            .members
+            .iter()
+            .all(|member| member.process.executable.is_some());
+        let depth = entry::depth_of_a_child(all_foreign)?;
         if self.members.is_empty() {
             return Err(Error::new(
                 ErrorKind::Usage,
                 "the group is empty: add a process before it is started",
             ));
         }
+        if self.members.iter().all(|member| member.process.daemon) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                "all processes of the group are daemons, which end when the others have: there are no others",
+            ));
+        }
         let readers: Vec<&str> = self
             .members
             .iter()
-            .filter(|member| member.process.stdin == Stdin::Inherit)
+            .filter(|member| member.process.reads_our_stdin())
             .map(|member| member.name.as_str())
             .collect();
         if readers.len() > 1 {
@@ -230,6 +250,7 @@ impl<R: 'static> Group<R> {
         }
         let mut plans = Vec::new();
         let mut inboxes = Vec::new();
+        let mut tails = Vec::new();
         let mut shared: Vec<Shared> = Vec::new();
         for (rank, member) in self.members.into_iter().enumerate() {
             let Added {
@@ -240,21 +261,38 @@ impl<R: 'static> Group<R> {
                 inbox,
             } = member;
             shared.extend(parcel.shared());
-            let arguments = Mailbox::create().map_err(no_letterbox)?;
-            arguments.post(parcel).map_err(no_letterbox)?;
+            let outcome = inbox.handle();
+            let arguments = match parcel.plain(INLINE) {
+                Some(bytes) => Arguments::Plain(bytes),
+                None => {
+                    let mailbox = Mailbox::create().map_err(no_letterbox)?;
+                    mailbox.post(parcel).map_err(no_letterbox)?;
+                    Arguments::Mailbox(mailbox)
+                }
+            };
+            inboxes.push((inbox, process.daemon));
+            let stdin = process.own_stdin()?;
+            let setup =
+                Setup::new(process, target.name, testing::arguments()).map_err(|error| {
+                    let what = format!("what process {rank} (\"{name}\") gets could not be opened");
+                    Error::caused(ErrorKind::Launch, what, error)
+                })?;
+            tails.extend(setup.tail.clone());
             plans.push(Plan {
                 target,
                 name,
                 rank,
+                // Given by the supervisor.
+                context: 0,
                 depth,
                 arguments,
-                outcome: inbox.handle(),
-                stdin: process.own_stdin()?,
+                outcome,
+                stdin,
+                setup,
             });
-            inboxes.push(inbox);
         }
-        let story = supervisor::start(plans, shared, self.options)?;
-        Ok(SpawnContext::new(story, inboxes))
+        let story = desk::start(plans, shared, self.options)?;
+        Ok(SpawnContext::new(story, inboxes, tails))
     }
 }
 
@@ -277,16 +315,21 @@ impl<R> fmt::Debug for Group<R> {
 }
 
 /// What must hold before anything is encoded, and where the function is.
-fn prepare<F, A, R>() -> Result<Target>
+fn prepare<F, A, R>(process: &Process) -> Result<Target>
 where
     F: Fn(usize, A) -> R + Copy + Send + 'static,
     A: Serialize + DeserializeOwned,
     R: Outcome,
 {
-    entry::depth_of_a_child()?;
-    let image = image().map_err(|reason| Error::new(ErrorKind::Launch, reason))?;
-    let target = trampoline::target::<F, A, R>(image)
-        .map_err(|reason| Error::new(ErrorKind::Usage, reason))?;
+    let foreign = process.executable.is_some();
+    entry::depth_of_a_child(foreign)?;
+    let target = if foreign {
+        trampoline::target_by_name::<F, A, R>()
+    } else {
+        let image = image().map_err(|reason| Error::new(ErrorKind::Launch, reason))?;
+        trampoline::target::<F, A, R>(image)
+            .map_err(|reason| Error::new(ErrorKind::Usage, reason))?
+    };
     link::prepare().map_err(|error| {
         Error::caused(
             ErrorKind::Arena,

@@ -6,15 +6,22 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::image::{Build, fnv};
+use crate::link::Member;
 
 /// What a greeting starts with.
 const MAGIC: [u8; 8] = *b"tmpspawn";
 
 /// The version of this layout and of what follows it.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// The longest name that travels; what `top` shows is shorter still.
 const NAME: usize = 64;
+
+/// The role of a process that runs a function.
+pub(crate) const WORKER: u32 = 0;
+
+/// That of a fork server. Its offset, unless it is 0, leads to what it preloads.
+pub(crate) const SERVER: u32 = 1;
 
 /// A handle of the arena, as two words.
 pub(crate) type Handle = [u64; 2];
@@ -31,6 +38,15 @@ pub(crate) struct Signature {
 }
 
 impl Signature {
+    /// That of no function.
+    pub(crate) const NONE: Signature = Signature {
+        argument_size: 0,
+        argument_align: 0,
+        outcome_size: 0,
+        outcome_align: 0,
+        names: 0,
+    };
+
     /// The signature of a function `F` from `A` to `R`. The names are not promised to be unique: they catch mistakes,
     /// the build identity is what makes the offset trustworthy.
     pub(crate) fn of<F, A, R>() -> Signature {
@@ -49,6 +65,9 @@ impl Signature {
     }
 }
 
+/// The longest arguments that travel in the greeting's packet: a page's worth, which costs nobody anything.
+pub(crate) const INLINE: usize = 4 << 10;
+
 /// The greeting, as it lies in the packet.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -62,7 +81,7 @@ pub(crate) struct Hello {
     pub(crate) signature: Signature,
     /// Where the trampoline is.
     pub(crate) offset: u64,
-    /// The letterbox that holds the arguments.
+    /// The letterbox that holds the arguments; no handle if they follow the greeting in its packet.
     pub(crate) arguments: Handle,
     /// The letterbox for the result.
     pub(crate) outcome: Handle,
@@ -74,6 +93,14 @@ pub(crate) struct Hello {
     pub(crate) depth: u32,
     /// 1 if the second descriptor is the stdin that the child is given.
     pub(crate) stdin: u32,
+    /// What the process is to be: [`WORKER`] or [`SERVER`].
+    pub(crate) role: u32,
+    /// 1 if the arguments follow the greeting in its packet.
+    pub(crate) inline: u32,
+    supervisor_row: u16,
+    supervisor_epoch: u16,
+    /// The number that the parent gave to the context that the child belongs to.
+    pub(crate) context: u32,
     name_length: u64,
     name: [u8; NAME],
 }
@@ -90,6 +117,11 @@ pub(crate) struct Greeting {
     pub(crate) rank: u32,
     pub(crate) depth: u32,
     pub(crate) stdin: bool,
+    pub(crate) role: u32,
+    pub(crate) inline: bool,
+    /// The parent in the arena.
+    pub(crate) supervisor: Member,
+    pub(crate) context: u32,
     pub(crate) name: String,
 }
 
@@ -115,6 +147,11 @@ impl Hello {
             rank: greeting.rank,
             depth: greeting.depth,
             stdin: greeting.stdin.into(),
+            role: greeting.role,
+            inline: greeting.inline.into(),
+            supervisor_row: greeting.supervisor.row,
+            supervisor_epoch: greeting.supervisor.epoch,
+            context: greeting.context,
             name_length: end as u64,
             name,
         }
@@ -143,13 +180,22 @@ impl Hello {
                 size_of::<Hello>()
             ));
         }
-        Hello::read_from_bytes(packet).map_err(|_| {
-            format!(
+        match Hello::read_from_prefix(packet) {
+            Ok((hello, rest)) if rest.is_empty() || hello.inline == 1 => Ok(hello),
+            _ => Err(format!(
                 "the greeting has {} bytes, not {}",
                 packet.len(),
                 size_of::<Hello>()
-            )
-        })
+            )),
+        }
+    }
+
+    /// The parent in the arena.
+    pub(crate) fn supervisor(&self) -> Member {
+        Member {
+            row: self.supervisor_row,
+            epoch: self.supervisor_epoch,
+        }
     }
 
     /// The process's name.
@@ -175,6 +221,10 @@ mod tests {
             rank: 6,
             depth: 7,
             stdin: true,
+            role: WORKER,
+            inline: false,
+            supervisor: Member { row: 8, epoch: 9 },
+            context: 10,
             name: "features.6".into(),
         }
     }
@@ -186,6 +236,10 @@ mod tests {
         assert_eq!(
             (read.name(), read.offset, read.outcome),
             (sent.name, sent.offset, sent.outcome)
+        );
+        assert_eq!(
+            (read.supervisor(), read.context),
+            (sent.supervisor, sent.context)
         );
         assert_eq!((read.build, read.signature), (sent.build, sent.signature));
     }
@@ -209,7 +263,7 @@ mod tests {
         );
         let mut newer = good;
         newer[8] += 1;
-        assert!(Hello::read(&newer).err().unwrap().contains("version 2"));
+        assert!(Hello::read(&newer).err().unwrap().contains("version 3"));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::hello::VERSION;
 use crate::text::executable_code;
@@ -104,6 +104,13 @@ impl Image {
 
     fn contains(&self, address: usize) -> bool {
         self.text.iter().any(|range| range.contains(&address))
+    }
+}
+
+impl Build {
+    /// The build of no image, for a child that is not asked whether it is the same.
+    pub(crate) fn none() -> Build {
+        Build::new_zeroed()
     }
 }
 

@@ -4,7 +4,9 @@
 //! child must do first, it does in [`init`](crate::init). That keeps the start as fast for a parent that maps
 //! gigabytes as for a small one.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -14,14 +16,16 @@ use zerocopy::IntoBytes;
 
 use crate::control;
 use crate::entry::MARKER;
-use crate::error::{Error, ErrorKind, Result};
-use crate::hello::{Greeting, Handle, Hello};
-use crate::image::{SELF, image};
-use crate::link::{self, Mailbox};
+use crate::error::{BoxError, Error, ErrorKind, Result};
+use crate::hello::{Greeting, Handle, Hello, SERVER, Signature, WORKER};
+use crate::image::{Build, SELF, image};
+use crate::link::{self, Mailbox, Member};
+use crate::server::TITLE;
+use crate::setup::Setup;
 use crate::trampoline::Target;
 
 /// What to say when the process, or the system, has no file descriptor left.
-const NO_DESCRIPTOR: &str = "this process has as many files open as it may (each child takes two): close some, or raise `ulimit -n`";
+pub(crate) const NO_DESCRIPTOR: &str = "this process has as many files open as it may (each child takes two): close some, or raise `ulimit -n`";
 
 /// What a child is to be.
 #[derive(Debug)]
@@ -29,12 +33,24 @@ pub(crate) struct Plan {
     pub(crate) target: Target,
     pub(crate) name: String,
     pub(crate) rank: usize,
+    /// The context's number in this process.
+    pub(crate) context: u32,
     pub(crate) depth: u32,
-    /// Holds the arguments until the child has them.
-    pub(crate) arguments: Mailbox,
+    pub(crate) arguments: Arguments,
     pub(crate) outcome: Handle,
     /// The stdin to hand over, if it gets one.
     pub(crate) stdin: Option<OwnedFd>,
+    /// What else is arranged for it.
+    pub(crate) setup: Setup,
+}
+
+/// The arguments of a child, until it has them.
+#[derive(Debug)]
+pub(crate) enum Arguments {
+    /// They travel in the greeting.
+    Plain(Vec<u8>),
+    /// They lie in a letterbox.
+    Mailbox(Mailbox),
 }
 
 /// A child that was started.
@@ -49,59 +65,146 @@ pub(crate) struct Launched {
 /// Starts the child. To be called on a thread that lives as long as the process: the child's parent-death signal is
 /// sent when the *thread* that started it ends.
 pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
-    let failed = |what: &str, source: crate::error::BoxError| {
-        Error::caused(
-            ErrorKind::Launch,
-            format!(
-                "process {} (\"{}\") could not be started: {what}",
-                plan.rank, plan.name
-            ),
-            source,
-        )
+    let failed = |what: &str, source: BoxError| plan.failed(what, source);
+    let (ours, theirs) = greet(plan)?;
+    let command = plan
+        .setup
+        .command()
+        .map_err(|error| failed("what it gets could not be prepared", error))?;
+    let (pid, pidfd) =
+        run(command, title(&plan.name), theirs).map_err(|(what, source)| failed(&what, source))?;
+    Ok(Launched {
+        pid,
+        pidfd,
+        control: ours,
+    })
+}
+
+/// Starts a fork server, which preloads that. To be called on the thread that its children's parent-death signals are to
+/// be tied to.
+pub(crate) fn launch_server(preload: Option<&Target>) -> Result<Launched> {
+    let failed = |what: &str, source: BoxError| {
+        let what = format!("a fork server could not be started: {what}");
+        Error::caused(ErrorKind::Launch, what, source)
     };
-    let (ours, theirs) = control::pair().map_err(|errno| match errno {
-        Errno::MFILE | Errno::NFILE => failed(NO_DESCRIPTOR, errno.into()),
-        _ => failed("no socket pair for it", errno.into()),
-    })?;
-    let image =
-        image().map_err(|reason| failed("this executable cannot be run again", reason.into()))?;
+    let (ours, theirs) = control::pair().map_err(|errno| no_pair(errno, failed))?;
+    let image = image().map_err(|reason| failed(NOT_AGAIN, reason.into()))?;
     let hello = Hello::new(&Greeting {
         build: image.build(),
+        signature: preload.map_or(Signature::NONE, |target| target.signature),
+        offset: preload.map_or(0, |target| target.offset),
+        arguments: [0; 2],
+        outcome: [0; 2],
+        parent: std::process::id(),
+        rank: 0,
+        depth: 0,
+        stdin: false,
+        role: SERVER,
+        inline: false,
+        supervisor: Member::default(),
+        context: 0,
+        name: "forkserver".to_owned(),
+    });
+    control::send(ours.as_fd(), hello.as_bytes(), &[])
+        .map_err(|errno| failed(NOT_SENT, errno.into()))?;
+    // Its copies write their own titles over this one.
+    let mut long = title("forkserver").into_encoded_bytes();
+    long.resize(long.len().max(TITLE), b' ');
+    let mut command = Command::new(SELF);
+    command.process_group(0);
+    let (pid, pidfd) = run(command, OsString::from_vec(long), theirs)
+        .map_err(|(what, source)| failed(&what, source))?;
+    Ok(Launched {
+        pid,
+        pidfd,
+        control: ours,
+    })
+}
+
+const NOT_AGAIN: &str = "this executable cannot be run again";
+const NO_ARENA: &str = "no arena to give to it";
+const NOT_SENT: &str = "the greeting could not be sent";
+
+impl Plan {
+    /// The error that this child could not be started.
+    pub(crate) fn failed(&self, what: &str, source: impl Into<BoxError>) -> Error {
+        let (rank, name) = (self.rank, &self.name);
+        let what = format!("process {rank} (\"{name}\") could not be started: {what}");
+        Error::caused(ErrorKind::Launch, what, source)
+    }
+}
+
+fn no_pair(errno: Errno, failed: impl Fn(&str, BoxError) -> Error) -> Error {
+    match errno {
+        Errno::MFILE | Errno::NFILE => failed(NO_DESCRIPTOR, errno.into()),
+        _ => failed("no socket pair for it", errno.into()),
+    }
+}
+
+/// The control socket of a child that is to be, with the greeting in it: our end and the child's.
+pub(crate) fn greet(plan: &Plan) -> Result<(OwnedFd, OwnedFd)> {
+    let failed = |what: &str, source: BoxError| plan.failed(what, source);
+    let (ours, theirs) = control::pair().map_err(|errno| no_pair(errno, failed))?;
+    // Another executable is asked by name, not by place.
+    let build = if plan.setup.is_foreign() {
+        Build::none()
+    } else {
+        let image = image().map_err(|reason| failed(NOT_AGAIN, reason.into()))?;
+        image.build()
+    };
+    let (handle, plain) = match &plan.arguments {
+        Arguments::Plain(bytes) => ([0; 2], Some(bytes)),
+        Arguments::Mailbox(mailbox) => (mailbox.handle(), None),
+    };
+    let hello = Hello::new(&Greeting {
+        build,
         signature: plan.target.signature,
         offset: plan.target.offset,
-        arguments: plan.arguments.handle(),
+        arguments: handle,
         outcome: plan.outcome,
         parent: std::process::id(),
         rank: u32::try_from(plan.rank).unwrap_or(u32::MAX),
         depth: plan.depth,
         stdin: plan.stdin.is_some(),
+        role: WORKER,
+        inline: plain.is_some(),
+        supervisor: link::me().map_err(|error| failed(NO_ARENA, error))?,
+        context: plan.context,
         name: plan.name.clone(),
     });
-    let arena = link::arena().map_err(|error| failed("no arena to give to it", error))?;
+    let arena = link::arena().map_err(|error| failed(NO_ARENA, error))?;
     let mut descriptors = vec![arena.as_fd()];
     descriptors.extend(plan.stdin.as_ref().map(|stdin| stdin.as_fd()));
-    control::send(ours.as_fd(), hello.as_bytes(), &descriptors)
-        .map_err(|errno| failed("the greeting could not be sent", errno.into()))?;
+    descriptors.extend(plan.setup.descriptor());
+    let mut packet = hello.as_bytes().to_vec();
+    let orders = plan.setup.orders();
+    packet.extend(orders.map_err(|error| failed(NOT_SENT, error))?);
+    packet.extend(plain.into_iter().flatten());
+    control::send(ours.as_fd(), &packet, &descriptors)
+        .map_err(|errno| failed(NOT_SENT, errno.into()))?;
+    Ok((ours, theirs))
+}
 
-    let mut command = Command::new(SELF);
+/// Runs a program with that as its stdin. An error says what failed.
+fn run(
+    mut command: Command,
+    title: OsString,
+    stdin: OwnedFd,
+) -> Result<(u32, Option<OwnedFd>), (String, BoxError)> {
     command
-        .arg0(title(&plan.name))
+        .arg0(title)
         .env(MARKER, std::process::id().to_string())
-        .stdin(theirs);
-    // A group of its own keeps the terminal's Ctrl-C with the parent, which decides what becomes of its children. One
-    // that reads the terminal must stay in the foreground group, or reading would stop it.
-    if plan.stdin.is_none() {
-        command.process_group(0);
-    }
-    let child = command
-        .spawn()
-        .map_err(|error| failed(&format!("running {SELF} again failed"), error.into()))?;
+        .stdin(stdin);
+    let child = command.spawn().map_err(|error| {
+        let program = command.get_program().to_string_lossy();
+        (format!("running {program} failed"), error.into())
+    })?;
     let pid = child.id();
     // A child that nobody waited for keeps its id, so this opens the right process. Only where the host ignores
     // SIGCHLD could the id be free again already; it would have to be given to another process within microseconds.
-    let pidfd = match Pid::from_raw(pid as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
-        Some(Ok(pidfd)) => Some(pidfd),
-        Some(Err(Errno::SRCH)) | None => None,
+    match Pid::from_raw(pid as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(pidfd)) => Ok((pid, Some(pidfd))),
+        Some(Err(Errno::SRCH)) | None => Ok((pid, None)),
         Some(Err(errno)) => {
             let mut child = child;
             let _ = child.kill();
@@ -110,18 +213,13 @@ pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
                 Errno::MFILE | Errno::NFILE => NO_DESCRIPTOR,
                 _ => "no descriptor for the process (it takes Linux 5.4 or newer)",
             };
-            return Err(failed(why, errno.into()));
+            Err((why.to_owned(), errno.into()))
         }
-    };
-    Ok(Launched {
-        pid,
-        pidfd,
-        control: ours,
-    })
+    }
 }
 
 /// What `ps` shows as the command: the program's own, and which worker of it.
-fn title(name: &str) -> std::ffi::OsString {
+pub(crate) fn title(name: &str) -> OsString {
     let mut title = std::env::args_os().next().unwrap_or_else(|| SELF.into());
     title.push(" [");
     title.push(name);

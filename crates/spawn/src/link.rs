@@ -3,6 +3,7 @@
 //! Nothing else in this crate names a type of `shm-core`, so what the two agree on can be read here.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -28,24 +29,36 @@ pub(crate) fn prepare() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// Whether this process has an arena.
+pub(crate) fn has_arena() -> bool {
+    Arena::has_current()
+}
+
 /// The arena's file, for a child.
 pub(crate) fn arena() -> Result<impl AsFd, BoxError> {
     Ok(Arena::current()?)
 }
 
-/// Makes the arena behind the descriptor this process's own, as a participant of its own.
-pub(crate) fn join(descriptor: OwnedFd) -> Result<Member, BoxError> {
-    let arena = Arena::join(descriptor)?;
-    let me = arena.me();
-    Arena::install_current(arena)?;
-    Ok(Member {
-        row: me.row,
-        epoch: me.epoch,
-    })
+/// Makes the arena behind the descriptor this process's own. It is joined when something of it is needed first; `joined`
+/// hears of that.
+pub(crate) fn expect(descriptor: OwnedFd, joined: fn(Member)) -> Result<(), BoxError> {
+    let _ = JOINED.set(joined);
+    Arena::expect_current(descriptor, |arena| {
+        let me = arena.me();
+        if let Some(joined) = JOINED.get() {
+            joined(Member {
+                row: me.row,
+                epoch: me.epoch,
+            });
+        }
+    })?;
+    Ok(())
 }
 
+static JOINED: OnceLock<fn(Member)> = OnceLock::new();
+
 /// A child as a participant of the arena.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) row: u16,
     pub(crate) epoch: u16,
@@ -60,10 +73,19 @@ impl Member {
     }
 }
 
-/// Notes that a child belongs to context `context` of this process.
-pub(crate) fn note_child(member: Member, context: u32) {
+/// This process in its arena.
+pub(crate) fn me() -> Result<Member, BoxError> {
+    let me = Arena::current()?.me();
+    Ok(Member {
+        row: me.row,
+        epoch: me.epoch,
+    })
+}
+
+/// Notes that this process belongs to context `context` of that one.
+pub(crate) fn note_context(supervisor: Member, context: u32) {
     if let Ok(arena) = Arena::current() {
-        arena.note_child(member.owner(), context);
+        arena.note_supervisor(supervisor.owner(), context);
     }
 }
 
@@ -163,9 +185,11 @@ pub(crate) fn note_name(name: &str) {
     }
 }
 
-/// Writes a panic of this process into its flight recorder.
+/// Writes a panic of this process into its flight recorder, if it has one: nothing joins an arena to say that it fails.
 pub(crate) fn note_panic(text: &str) {
-    if let Ok(arena) = Arena::current() {
+    if Arena::has_current()
+        && let Ok(arena) = Arena::current()
+    {
         arena.recorder().set_panic(text);
     }
 }
@@ -231,6 +255,11 @@ impl Parcel {
             .map_err(reason)
     }
 
+    /// Its bytes, if they are few and nothing of the arena is in them.
+    pub(crate) fn plain(&self, longest: usize) -> Option<Vec<u8>> {
+        self.0.plain(longest)
+    }
+
     /// A copy with references of its own; an error if it holds something that only one process may have.
     pub(crate) fn duplicate(&self) -> Result<Parcel, BoxError> {
         Ok(Parcel(self.0.duplicate()?))
@@ -267,9 +296,25 @@ impl Mailbox {
         self.0.send(value).map_err(reason)
     }
 
+    /// Puts in what [`plain`] gave in another process.
+    pub(crate) fn put_plain(&self, bytes: &[u8]) -> Result<(), BoxError> {
+        let message = Outgoing::from_plain(&Arena::current()?, bytes)?;
+        Ok(self.0.send_encoded(message)?)
+    }
+
     pub(crate) fn take<T: DeserializeOwned>(&self) -> Result<Option<T>, BoxError> {
         Ok(self.0.try_recv()?)
     }
+}
+
+/// The bytes of a value in which nothing of the arena is; `None` if it takes a letterbox, or has none.
+pub(crate) fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
+    message::plain(value)
+}
+
+/// The value in bytes that [`Parcel::plain`] gave.
+pub(crate) fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
+    Ok(message::read_plain(bytes)?)
 }
 
 /// The value that comes back with the error is dropped: its owner could do nothing else with it.

@@ -1,18 +1,24 @@
 //! One child as its supervisor sees it: what it said, whether it lives, and what that means.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::control::{self, Heard};
-use crate::death::{self, OomKills};
-use crate::error::{ErrorKind, Exit, Worker};
+use crate::death::{self, OomKills, Seen};
+use crate::entry::DETACH;
+use crate::error::{ErrorKind, Exit, Worker, last_lines};
+use crate::failure::Failure;
 use crate::frame::Frame;
-use crate::launch::Launched;
+use crate::hello::Handle;
+use crate::launch::{Arguments, Launched, Plan};
 use crate::link::{self, Mailbox};
+use crate::tail::Tail;
 use crate::time::monotonic_nanos;
+use crate::worker::UNHEARD;
 
 /// How long a process may take to leave once its result is home: exit handlers may write profiles.
 const LEAVING: Duration = Duration::from_secs(30);
@@ -36,34 +42,11 @@ struct Panicking {
     in_function: bool,
     message: String,
     location: Option<String>,
+    backtrace: Option<String>,
 }
 
 /// A panic is taken for the reason of an abort if it happened at most this long before.
 const ABORTING: u64 = 10_000_000_000;
-
-/// A failure and when it happened, on the clock that all processes share.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) at: u64,
-    /// The process says itself that another one is the reason.
-    pub(crate) follows: bool,
-    pub(crate) kind: ErrorKind,
-}
-
-impl Failure {
-    fn at(at: u64, kind: ErrorKind) -> Failure {
-        Failure {
-            at,
-            follows: false,
-            kind,
-        }
-    }
-
-    /// What comes first is the reason for what comes after.
-    pub(crate) fn order(&self) -> (bool, u64) {
-        (self.follows, self.at)
-    }
-}
 
 /// A child.
 #[derive(Debug)]
@@ -74,10 +57,10 @@ pub(crate) struct Member {
     /// Closed once it has ended.
     pub(crate) control: Option<OwnedFd>,
     /// Its arguments, as long as it may not have taken them.
-    arguments: Option<Mailbox>,
+    arguments: Option<Arguments>,
+    /// Names the letterbox for its result.
+    outcome: Handle,
     arena: Option<link::Member>,
-    /// The arena knows to which context it belongs.
-    noted: bool,
     arrived: bool,
     word: Word,
     panicking: Option<Panicking>,
@@ -90,17 +73,24 @@ pub(crate) struct Member {
     deadline: Option<Instant>,
     /// What there was to do after its end has been done.
     settled: bool,
+    /// The end of its stderr, where it is kept.
+    tail: Option<Arc<Tail>>,
+    daemon: bool,
+    /// What it answered when it was told to live on.
+    disarmed: Option<bool>,
 }
 
 impl Member {
     /// A child that was just started and has until `deadline` to reach `init`.
-    pub(crate) fn new(
-        rank: usize,
-        name: String,
-        launched: Launched,
-        arguments: Mailbox,
-        deadline: Option<Instant>,
-    ) -> Member {
+    pub(crate) fn new(plan: Plan, launched: Launched, deadline: Option<Instant>) -> Member {
+        let Plan {
+            rank,
+            name,
+            arguments,
+            outcome,
+            setup,
+            ..
+        } = plan;
         Member {
             worker: Worker {
                 rank,
@@ -110,8 +100,8 @@ impl Member {
             pidfd: launched.pidfd,
             control: Some(launched.control),
             arguments: Some(arguments),
+            outcome,
             arena: None,
-            noted: false,
             arrived: false,
             word: Word::None,
             panicking: None,
@@ -120,16 +110,9 @@ impl Member {
             exit: None,
             deadline,
             settled: false,
-        }
-    }
-
-    /// Writes down, once it is known where it is in the arena, that it belongs to this context.
-    pub(crate) fn note_context(&mut self, context: u32) {
-        if let Some(member) = self
-            .arena
-            .filter(|_| !std::mem::replace(&mut self.noted, true))
-        {
-            link::note_child(member, context);
+            daemon: setup.is_daemon(),
+            tail: setup.tail.clone(),
+            disarmed: None,
         }
     }
 
@@ -174,7 +157,11 @@ impl Member {
         }
         // First the process, then the socket: what it said before it ended is in the socket by now.
         let exit = match &self.pidfd {
-            Some(pidfd) => death::look(pidfd),
+            Some(pidfd) => match death::look(pidfd) {
+                Seen::Alive => None,
+                Seen::Ended(exit) => Some(exit),
+                Seen::Blind => self.look_again(),
+            },
             None => Some(Exit::Unknown),
         };
         self.hear(buffer, exit.is_none(), &mut failures);
@@ -182,6 +169,26 @@ impl Member {
             failures.extend(self.end(exit, oom_before));
         }
         failures
+    }
+
+    /// Something in this program closed the descriptor, which says nothing about the process. A child that nobody
+    /// waited for keeps its id, so another descriptor can be had by that.
+    fn look_again(&mut self) -> Option<Exit> {
+        tracing::warn!(worker = %self.worker, "something in this program closed the descriptor of this process");
+        // Not ours to close any more: it may be somebody else's by now.
+        std::mem::forget(self.pidfd.take());
+        let pid = Pid::from_raw(self.worker.pid as i32);
+        match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+            Some(Ok(pidfd)) => {
+                let seen = death::look(&pidfd);
+                self.pidfd = Some(pidfd);
+                match seen {
+                    Seen::Ended(exit) => Some(exit),
+                    Seen::Alive | Seen::Blind => None,
+                }
+            }
+            _ => Some(Exit::Unknown),
+        }
     }
 
     fn hear(&mut self, buffer: &mut Vec<u8>, alive: bool, failures: &mut Vec<Failure>) {
@@ -193,9 +200,11 @@ impl Member {
                     continue;
                 }
                 Heard::Silence => return,
+                // It said its last word. This end stays open: closing it would look as if this process were gone.
+                Heard::End if self.leaving => return,
                 Heard::End => {
                     self.control = None;
-                    if alive && !self.leaving {
+                    if alive {
                         self.deadline = Instant::now().checked_add(SEVERED);
                     }
                     return;
@@ -208,9 +217,16 @@ impl Member {
     fn take(&mut self, frame: Frame) -> Option<Failure> {
         let worker = self.worker.clone();
         let failure = match frame {
-            Frame::Arrived { row, epoch } => {
+            Frame::Arrived => {
                 self.arrived = true;
                 self.deadline = None;
+                // Before `init` it may have ignored what its host ignores.
+                if self.signalled {
+                    self.signal(Signal::TERM);
+                }
+                return None;
+            }
+            Frame::Joined { row, epoch } => {
                 self.arena = Some(link::Member { row, epoch });
                 return None;
             }
@@ -219,19 +235,34 @@ impl Member {
                 in_function,
                 message,
                 location,
+                backtrace,
             } => {
                 self.panicking = Some(Panicking {
                     at,
                     in_function,
                     message,
                     location,
+                    backtrace,
                 });
                 return None;
             }
-            Frame::Returned => {
-                self.word = Word::Returned;
-                self.leave();
+            Frame::Detached { disarmed } => {
+                self.disarmed = Some(disarmed);
                 return None;
+            }
+            Frame::Returned { plain } => {
+                // On its behalf: where it lies, whoever joins finds it.
+                let kept = plain.map(|bytes| {
+                    Mailbox::open(self.outcome).and_then(|mailbox| mailbox.put_plain(&bytes))
+                });
+                if let Some(Err(error)) = kept {
+                    let reason = error.to_string();
+                    Failure::at(monotonic_nanos(), ErrorKind::ResultLost { worker, reason })
+                } else {
+                    self.word = Word::Returned;
+                    self.leave();
+                    return None;
+                }
             }
             Frame::Refused { reason } => Failure::at(0, ErrorKind::NeverStarted { worker, reason }),
             Frame::Raised {
@@ -239,6 +270,7 @@ impl Member {
                 follows,
                 chain,
                 backtrace,
+                typed,
             } => Failure {
                 at,
                 follows,
@@ -247,6 +279,7 @@ impl Member {
                     chain,
                     backtrace,
                 },
+                typed,
             },
             Frame::Panicked {
                 at,
@@ -291,17 +324,32 @@ impl Member {
         }
         // The end of a process carries no time. It is taken to be older than what others said in the same look: they
         // may have failed because of it.
-        Some(Failure::at(0, self.cause_of(exit, oom_before)))
+        Some(Failure::at(
+            0,
+            self.cause_of(exit, || OomKills::read().grown_since(oom_before)),
+        ))
     }
 
-    fn cause_of(&self, exit: Exit, oom_before: &OomKills) -> ErrorKind {
+    fn cause_of(&self, exit: Exit, oom_kill: impl FnOnce() -> Option<String>) -> ErrorKind {
         let worker = self.worker.clone();
+        let stderr_tail = self.tail.as_ref().and_then(|tail| tail.text());
         if !self.arrived {
+            let said = stderr_tail.map_or(String::new(), |tail| {
+                format!("; its stderr ended with: {}", last_lines(&tail))
+            });
             return ErrorKind::NeverStarted {
                 worker,
                 reason: format!(
-                    "it {exit} before it reached `init`: make `init()` the first line of `main`"
+                    "it {exit} before it reached `init`: make `init()` the first line of `main`{said}"
                 ),
+            };
+        }
+        if exit == Exit::Code(UNHEARD) && self.word == Word::None {
+            return ErrorKind::LostContact {
+                worker,
+                reason: "its function ended, but it could not say how: its control socket is closed (did something in \
+                         it close all descriptors?)"
+                    .to_owned(),
             };
         }
         let record = self.arena.map(link::record_of).unwrap_or_default();
@@ -315,12 +363,11 @@ impl Member {
             if let Some(panic) = &self.panicking
                 && monotonic_nanos().saturating_sub(panic.at) < ABORTING
             {
-                let (message, location) = (panic.message.clone(), panic.location.clone());
                 return ErrorKind::ProcessPanicked {
                     worker,
-                    message,
-                    location,
-                    backtrace: None,
+                    message: panic.message.clone(),
+                    location: panic.location.clone(),
+                    backtrace: panic.backtrace.clone(),
                 };
             }
             if let Some(message) = record.panic {
@@ -337,15 +384,34 @@ impl Member {
                 worker: Some(worker),
             };
         }
-        let likely_out_of_memory = (signal == Signal::KILL.as_raw())
-            .then(|| OomKills::read().grown_since(oom_before))
-            .flatten();
+        let likely_out_of_memory = (signal == Signal::KILL.as_raw()).then(oom_kill).flatten();
         ErrorKind::ProcessExited {
             worker,
             exit,
             after_result: self.word == Word::Returned,
             likely_out_of_memory,
             last_task: record.task,
+            stderr_tail,
+        }
+    }
+
+    pub(crate) fn is_daemon(&self) -> bool {
+        self.daemon
+    }
+
+    /// Tells it to live on when this process ends; it answers when it will.
+    pub(crate) fn ask_to_live_on(&self) {
+        if let Some(control) = &self.control {
+            let _ = control::send(control.as_fd(), DETACH, &[]);
+        }
+    }
+
+    /// What it answered. One that has ended needs no answer.
+    pub(crate) fn lives_on(&self) -> Option<bool> {
+        if self.has_ended() {
+            Some(true)
+        } else {
+            self.disarmed
         }
     }
 
@@ -413,6 +479,12 @@ impl Member {
                 object.record_departure(&self.worker);
             }
         }
-        link::bury(self.arena);
+        // One that said its last word would have said before that it had joined.
+        if self.arena.is_some() || self.word == Word::None {
+            link::bury(self.arena);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

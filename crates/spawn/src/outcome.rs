@@ -8,11 +8,13 @@ use serde::de::DeserializeOwned;
 use crate::error::BoxError;
 use crate::frame::clip;
 use crate::link::follows_from_a_peer;
+use crate::typed;
 
 /// What a spawned function returns: `()`, or a `Result` of a value that serde can carry and any error.
 ///
 /// Tensors and queues inside the value travel as handles. The error travels as text (its chain of sources, and its
-/// backtrace when it prints one), so it needs to be neither serializable nor known to the parent.
+/// backtrace when it prints one), so it needs to be neither serializable nor known to the parent. One that is
+/// serializable comes home as itself too, when the function returns `Result<T, Typed<E>>`: see [`Typed`](crate::Typed).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot come home from another process",
     label = "a spawned function returns `()` or `Result<T, E>`",
@@ -63,19 +65,22 @@ pub(crate) struct Told {
     pub(crate) backtrace: Option<String>,
     /// It only passes on that another process failed or left.
     pub(crate) follows: bool,
+    /// The name of its type and its bytes, if it is [`Typed`](crate::Typed).
+    pub(crate) typed: Option<(String, Vec<u8>)>,
 }
 
 /// Turns an error into text, so that it needs nothing from this process any more.
 pub(crate) fn tell(error: &(dyn StdError + 'static)) -> Told {
     let mut chain = Vec::new();
     let mut follows = false;
+    let typed = typed::carried(error);
     let mut next = Some(error);
     while let Some(error) = next {
         if chain.len() == CHAIN {
             chain.push("(and further causes)".to_owned());
             break;
         }
-        follows |= follows_from_a_peer(error);
+        follows |= follows_from_a_peer(typed::uncovered(error));
         chain.push(clip(error.to_string()));
         next = error.source();
     }
@@ -88,7 +93,7 @@ pub(crate) fn tell(error: &(dyn StdError + 'static)) -> Told {
             index += 1;
         }
     }
-    let debug = format!("{error:?}");
+    let debug = format!("{:?}", typed::uncovered(error));
     let backtrace = debug
         .split_once("Stack backtrace:\n")
         .map(|(_, frames)| clip(frames.trim_end().to_owned()))
@@ -97,6 +102,7 @@ pub(crate) fn tell(error: &(dyn StdError + 'static)) -> Told {
         chain,
         backtrace,
         follows,
+        typed,
     }
 }
 

@@ -78,21 +78,30 @@ fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
         Some(location) => format!("{location}: {message}"),
         None => message.clone(),
     });
-    if TOLD.fetch_add(1, Ordering::Relaxed) < WORDS {
-        let in_function = IN_FUNCTION.try_with(Cell::get).unwrap_or(false);
+    let in_function = IN_FUNCTION.try_with(Cell::get).unwrap_or(false);
+    let telling = TOLD.fetch_add(1, Ordering::Relaxed) < WORDS;
+    let tell = |backtrace| {
         let word = Frame::Panicking {
             at,
             in_function,
             message: message.clone(),
             location: location.clone(),
+            backtrace,
         };
         // If it cannot be told now, the report after unwinding tells it.
         let _ = control::tell(control, &word);
+    };
+    if telling {
+        tell(None);
     }
     // As everywhere, RUST_BACKTRACE decides whether one is taken.
     let backtrace = Backtrace::capture();
     let backtrace =
         (backtrace.status() == BacktraceStatus::Captured).then(|| clip(backtrace.to_string()));
+    // With `panic = "abort"` there will be no report.
+    if telling && backtrace.is_some() {
+        tell(backtrace.clone());
+    }
     let noted = Noted {
         at,
         message,

@@ -2,12 +2,15 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use crate::death::OomKills;
 use crate::error::{Error, ErrorKind};
+use crate::failure::Failure;
 use crate::link::{Deadlock, Shared, Stopping};
-use crate::member::{Failure, Member};
+use crate::member::Member;
+use crate::method::StartMethod;
 use crate::story::{Phase, Story};
 
 /// How long the supervisor waits for a process that SIGKILL did not end before it reports without it. Such a process
@@ -29,6 +32,7 @@ pub(crate) struct Options {
     pub(crate) grace: Duration,
     /// From the start to `init`.
     pub(crate) hello_deadline: Duration,
+    pub(crate) method: StartMethod,
 }
 
 impl Default for Options {
@@ -36,6 +40,7 @@ impl Default for Options {
         Options {
             grace: Duration::from_secs(3),
             hello_deadline: Duration::from_secs(10),
+            method: StartMethod::default(),
         }
     }
 }
@@ -65,6 +70,17 @@ pub(crate) struct Run {
     first: Option<Error>,
     stop: Option<Stop>,
     told: bool,
+    /// The processes are asked whether they will live on without this one.
+    detaching: Option<Detaching>,
+    /// They do; what becomes of them is nobody's business here.
+    detached: bool,
+}
+
+/// Who wants to know whether the processes will live on, and until when they may say so.
+#[derive(Debug)]
+struct Detaching {
+    reply: SyncSender<Result<(), Error>>,
+    until: Instant,
 }
 
 impl Run {
@@ -86,6 +102,8 @@ impl Run {
             first: None,
             stop: None,
             told: false,
+            detaching: None,
+            detached: false,
         }
     }
 
@@ -114,8 +132,13 @@ impl Run {
     pub(crate) fn tick(&mut self, now: Instant, buffer: &mut Vec<u8>) {
         let mut failures = Vec::new();
         for member in &mut self.members {
-            if member.deadline().is_some_and(|deadline| deadline <= now) {
-                failures.extend(member.overdue(self.options.hello_deadline));
+            let is_due = |member: &Member| member.deadline().is_some_and(|at| at <= now);
+            if is_due(member) {
+                // It may have said what was waited for: not all that it says wakes anybody.
+                failures.extend(member.look(buffer, &self.oom_before));
+                if is_due(member) {
+                    failures.extend(member.overdue(self.options.hello_deadline));
+                }
             }
         }
         self.judge(failures, buffer);
@@ -137,16 +160,74 @@ impl Run {
             .filter_map(Member::deadline)
             .chain(stop)
             .chain(settled)
+            .chain(self.detaching.as_ref().map(|detaching| detaching.until))
             .min()
+    }
+
+    fn only_daemons_are_left(&self) -> bool {
+        self.detaching.is_none()
+            && self
+                .members
+                .iter()
+                .all(|member| member.is_daemon() || member.has_ended())
+    }
+
+    /// How long processes that are stopped have from SIGTERM to SIGKILL, from now on.
+    pub(crate) fn set_grace(&mut self, grace: Duration) {
+        self.options.grace = grace;
+    }
+
+    /// Lets the processes live on without this one. Answers when all have said that they will, or that they cannot.
+    pub(crate) fn detach(&mut self, reply: SyncSender<Result<(), Error>>, buffer: &mut Vec<u8>) {
+        self.members.iter().for_each(Member::ask_to_live_on);
+        self.detaching = Some(Detaching {
+            reply,
+            until: Instant::now() + self.options.hello_deadline,
+        });
+        self.judge(Vec::new(), buffer);
+    }
+
+    fn answer_detaching(&mut self, now: Instant) {
+        let Some(detaching) = &self.detaching else {
+            return;
+        };
+        let answers: Vec<_> = self.members.iter().map(Member::lives_on).collect();
+        let end = if let Some(error) = &self.first {
+            Err(error.clone())
+        } else if answers.iter().all(|answer| *answer == Some(true)) {
+            Ok(())
+        } else if now < detaching.until && !answers.contains(&Some(false)) {
+            return;
+        } else {
+            let silent = answers.iter().position(|answer| *answer != Some(true));
+            let worker = self.members[silent.unwrap_or(0)].worker.clone();
+            Err(Error::from_process(ErrorKind::LostContact {
+                worker,
+                reason: "it was told to live on without its parent and did not confirm it"
+                    .to_owned(),
+            }))
+        };
+        // Whether the context has an end that it can still tell, is up to whoever asked.
+        self.detached = end.is_ok();
+        if let Some(detaching) = self.detaching.take() {
+            let _ = detaching.reply.send(end);
+        }
+        if self.detached {
+            // From here on they are only waited for, so that none becomes a zombie.
+            self.shared.clear();
+            self.pending.clear();
+            self.pending_since = None;
+            self.story.finish(Ok(()));
+        }
     }
 
     /// Stops all processes because the program asked for it.
     pub(crate) fn interrupt(&mut self, kill: bool) {
-        if self.is_over() {
+        if self.is_over() || self.detached {
             return;
         }
         if self.first.is_none() {
-            self.fail(ErrorKind::Interrupted { worker: None });
+            self.fail(ErrorKind::Interrupted { worker: None }, None);
         }
         if kill {
             self.stop(Duration::ZERO);
@@ -156,7 +237,7 @@ impl Run {
     /// Stops all processes because they and this one wait for each other.
     pub(crate) fn give_up(&mut self, deadlock: Deadlock) {
         if self.first.is_none() && !self.is_over() {
-            self.fail(ErrorKind::Deadlock { deadlock });
+            self.fail(ErrorKind::Deadlock { deadlock }, None);
         }
     }
 
@@ -170,7 +251,8 @@ impl Run {
 
     fn judge(&mut self, failures: Vec<Failure>, buffer: &mut Vec<u8>) {
         self.pending.extend(failures);
-        if self.first.is_some() {
+        // Stopped without a failure: only daemons are left, and how they end is their own business.
+        if self.first.is_some() || self.detached || self.stop.is_some() {
             self.pending.clear();
         }
         if !self.pending.is_empty() {
@@ -185,13 +267,14 @@ impl Run {
                 let first = self.pending.swap_remove(0);
                 self.pending.clear();
                 self.pending_since = None;
-                self.fail(first.kind);
+                self.fail(first.kind, first.typed);
             }
         }
         for member in &mut self.members {
             member.settle(&self.shared);
-            member.note_context(self.story.id);
-            let phase = if member.has_ended() {
+            let phase = if member.has_ended() && member.has_returned() {
+                Phase::Finished
+            } else if member.has_ended() {
                 Phase::Ended
             } else if member.has_returned() {
                 Phase::Returned
@@ -204,7 +287,11 @@ impl Run {
         }
         if self.is_over() {
             self.tell();
+        } else if self.stop.is_none() && self.pending.is_empty() && self.only_daemons_are_left() {
+            tracing::debug!("only daemons are left; stopping them");
+            self.stop(self.options.grace);
         }
+        self.answer_detaching(Instant::now());
     }
 
     /// How long what is pending waits for an earlier failure to be told.
@@ -232,18 +319,22 @@ impl Run {
     }
 
     /// The first failure: keeps it, tells all who wait for these processes, stops the others.
-    fn fail(&mut self, kind: ErrorKind) {
-        let error = Error::from_process(kind);
+    fn fail(&mut self, kind: ErrorKind, typed: Option<(String, Vec<u8>)>) {
+        let error = Error::told(kind, typed);
         tracing::debug!(%error, "stopping the other processes");
-        let worker = match error.worker() {
-            Some(worker) => worker.clone(),
-            // Stopped on request: any of them can stand for all.
-            None => self.members[0].worker.clone(),
-        };
-        self.story.note(worker.rank, Phase::Failed);
-        let cause = error.kind().cause();
-        for object in &self.shared {
-            object.record_failure(&worker, &cause);
+        // Before anybody else can act on it.
+        self.story
+            .note_failure(error.worker().map(|worker| worker.rank));
+        // Stopped on request, or because of a deadlock: any that still runs can stand for all.
+        let running = self.members.iter().find(|member| !member.has_ended());
+        let stands = running
+            .or(self.members.first())
+            .map(|member| &member.worker);
+        if let Some(worker) = error.worker().or(stands) {
+            let cause = error.kind().cause();
+            for object in &self.shared {
+                object.record_failure(worker, &cause);
+            }
         }
         self.first = Some(error);
         self.stop(self.options.grace);

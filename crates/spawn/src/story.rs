@@ -1,24 +1,40 @@
 //! What a context and the supervisor share: who the processes are, and how it ended.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::desk;
 use crate::error::{Error, ErrorKind, Worker};
 use crate::link::{Deadlock, Joining};
 
 /// Where a process is in its life, as the supervisor has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+#[non_exhaustive]
+pub enum Phase {
+    /// It has not reached [`init`](crate::init) yet.
     Starting,
+    /// Its function runs.
     Running,
+    /// Its function returned a value, and it has not ended yet.
     Returned,
+    /// It is the one that failed first, and it has not ended yet.
     Failed,
+    /// It has ended, after its function had returned a value.
+    Finished,
+    /// It has ended in another way.
     Ended,
 }
 
-/// How long a wait without a limit sleeps before it looks whether it can end at all.
+impl Phase {
+    fn is_end(self) -> bool {
+        matches!(self, Phase::Finished | Phase::Ended)
+    }
+}
+
+/// How long a wait sleeps before it looks whether it can end at all.
 const SLICE: Duration = Duration::from_millis(500);
 
 /// The processes of one context and their common end. The supervisor writes, the context reads and waits.
@@ -35,8 +51,15 @@ pub(crate) struct Story {
 #[derive(Debug, Default)]
 struct State {
     members: Vec<(Worker, Phase)>,
+    /// The ranks of those that have ended, in the order in which they did.
+    ended: Vec<usize>,
+    /// It will end with an error, as soon as all have been stopped.
+    failing: bool,
     end: Option<Result<(), Error>>,
     hooks: Hooks,
+    /// Tasks that wait for the end, by the key of their wait.
+    sleepers: Vec<(u64, Waker)>,
+    keys: u64,
 }
 
 /// What is to be called at the end.
@@ -61,10 +84,9 @@ fn call(hook: Hook, end: &Result<(), Error>) {
 impl State {
     /// How many processes have not ended yet.
     fn running(&self) -> usize {
-        let ended = |phase: &Phase| *phase == Phase::Ended;
         self.members
             .iter()
-            .filter(|(_, phase)| !ended(phase))
+            .filter(|(_, phase)| !phase.is_end())
             .count()
     }
 }
@@ -90,9 +112,75 @@ impl Story {
     }
 
     pub(crate) fn note(&self, rank: usize, phase: Phase) {
-        if let Some((_, now)) = self.state.lock().members.get_mut(rank) {
-            *now = phase;
+        let mut state = self.state.lock();
+        let Some((_, now)) = state.members.get_mut(rank) else {
+            return;
+        };
+        // Nothing comes after the end, and each end is told once.
+        if now.is_end() {
+            return;
         }
+        *now = phase;
+        if phase.is_end() {
+            state.ended.push(rank);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The context has failed, by the process of that rank if by one, and its processes are about to be stopped.
+    pub(crate) fn note_failure(&self, rank: Option<usize>) {
+        self.state.lock().failing = true;
+        if let Some(rank) = rank {
+            self.note(rank, Phase::Failed);
+        }
+    }
+
+    /// Whether the end will be an error: it is known, or a process has ended without a value.
+    pub(crate) fn is_failing(&self) -> bool {
+        let state = self.state.lock();
+        let badly = |phase: &Phase| matches!(phase, Phase::Failed | Phase::Ended);
+        state.failing || state.members.iter().any(|(_, phase)| badly(phase))
+    }
+
+    /// The process that ended as number `index` of all, from 0: waits until there is one, or the end, which may come
+    /// without. `stuck` is as for [`wait`](Story::wait).
+    pub(crate) fn wait_for_end_of(
+        &self,
+        index: usize,
+        stuck: impl FnOnce(Deadlock),
+    ) -> Option<Worker> {
+        if !self.is_ours() {
+            return None;
+        }
+        self.wait_for_ever(stuck, |state| match state.ended.get(index) {
+            Some(&rank) => Some(state.members.get(rank).map(|(worker, _)| worker.clone())),
+            None => state.end.is_some().then_some(None),
+        })
+    }
+
+    /// Whether the end has come; if not, the task is woken when it does. A wait has a key of its own, by which it is
+    /// found again, and forgotten with [`forget`](Story::forget).
+    pub(crate) fn poll(&self, key: &mut Option<u64>, task: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        if state.end.is_some() || !self.is_ours() {
+            return Poll::Ready(());
+        }
+        let key = *key.get_or_insert_with(|| {
+            state.keys += 1;
+            state.keys
+        });
+        match state.sleepers.iter_mut().find(|(other, _)| *other == key) {
+            Some((_, waker)) => waker.clone_from(task.waker()),
+            None => state.sleepers.push((key, task.waker().clone())),
+        }
+        Poll::Pending
+    }
+
+    pub(crate) fn forget(&self, key: u64) {
+        self.state
+            .lock()
+            .sleepers
+            .retain(|(other, _)| *other != key);
     }
 
     /// The first end counts: it is the one that may have been told already.
@@ -103,8 +191,11 @@ impl Story {
         }
         state.end = Some(end.clone());
         let hooks = std::mem::take(&mut state.hooks);
+        let sleepers = std::mem::take(&mut state.sleepers);
         self.changed.notify_all();
+        // A hook is the user's code and a waker the runtime's, which may come back here.
         drop(state);
+        sleepers.into_iter().for_each(|(_, waker)| waker.wake());
         for hook in hooks.0 {
             call(hook, &end);
         }
@@ -140,36 +231,53 @@ impl Story {
             )));
         }
         match until {
-            None => Some(self.wait_for_ever(stuck)),
+            None => Some(self.wait_for_ever(stuck, |state| state.end.clone())),
             Some(until) => {
                 let mut state = self.state.lock();
-                while state.end.is_none() && !self.changed.wait_until(&mut state, until).timed_out()
-                {
+                while state.end.is_none() && Instant::now() < until {
+                    self.sleep(&mut state, Some(until));
                 }
                 state.end.clone()
             }
         }
     }
 
-    fn wait_for_ever(&self, stuck: impl FnOnce(Deadlock)) -> Result<(), Error> {
+    fn wait_for_ever<T>(
+        &self,
+        stuck: impl FnOnce(Deadlock),
+        done: impl Fn(&State) -> Option<T>,
+    ) -> T {
         let mut stuck = Some(stuck);
         let mut joining = Joining::begin();
         let mut state = self.state.lock();
         loop {
-            if let Some(end) = &state.end {
-                return end.clone();
+            if let Some(done) = done(&state) {
+                return done;
             }
             joining.on(self.id, state.running());
-            if self.changed.wait_for(&mut state, SLICE).timed_out() && stuck.is_some() {
+            if self.sleep(&mut state, None) && stuck.is_some() {
                 // Not under the lock: the supervisor has news to write down.
                 let found = MutexGuard::unlocked(&mut state, || joining.look());
-                if let Some(found) = found.filter(|_| state.end.is_none())
+                if let Some(found) = found.filter(|_| done(&state).is_none())
                     && let Some(stuck) = stuck.take()
                 {
                     MutexGuard::unlocked(&mut state, || stuck(found));
                 }
             }
         }
+    }
+
+    /// Waits for something to change, and not longer than that, or than a slice, after which it sees to it that the
+    /// supervisor hears. Whether nothing has changed.
+    fn sleep(&self, state: &mut MutexGuard<'_, State>, until: Option<Instant>) -> bool {
+        let slice = Instant::now() + SLICE;
+        let until = until.map_or(slice, |until| until.min(slice));
+        let timed_out = self.changed.wait_until(state, until).timed_out();
+        if timed_out {
+            // It may tell the end, for which it needs the state.
+            MutexGuard::unlocked(state, desk::nudge);
+        }
+        timed_out
     }
 
     /// The end, if it has come.

@@ -7,155 +7,29 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::death::{self, OomKills};
-use crate::error::{Error, ErrorKind, Result};
-use crate::launch::{Launched, Plan, launch};
-use crate::link::{self, Deadlock, Shared};
-use crate::member::Member;
-use crate::run::{Options, Run};
-use crate::story::{Story, after};
+use crate::death::{self, OomKills, Seen};
+use crate::desk::{Desk, Order};
+use crate::error::Result;
+use crate::launch::{Launched, launch_server};
+use crate::link;
+use crate::run::Run;
+use crate::start::{Enrolled, launch_all};
+use crate::trampoline::Target;
 
-/// What the supervisor can be told to do.
-enum Order {
-    Start(Start),
-    Stop { id: u32, kill: bool },
-    GiveUp { id: u32, deadlock: Deadlock },
-}
+/// The bell's token in epoll, which no context can have.
+pub(crate) const BELL: u64 = u64::MAX;
 
-/// The processes of one context, to be started.
-struct Start {
-    plans: Vec<Plan>,
-    shared: Vec<Shared>,
-    options: Options,
-    story: Arc<Story>,
-    reply: SyncSender<Result<()>>,
-}
+/// Set in the token of a fork server; the rest is its process id.
+const SERVER: u64 = 1 << 63;
 
-/// The way to the thread.
-struct Desk {
-    /// The process that the thread belongs to: a forked child has the memory, but not the thread.
-    pid: u32,
-    orders: Mutex<Vec<Order>>,
-    bell: OwnedFd,
-    /// Cleared when the thread ends, which it does only when it panics.
-    open: AtomicBool,
-}
-
-static DESK: Mutex<Option<Arc<Desk>>> = Mutex::new(None);
-static NEXT: AtomicU32 = AtomicU32::new(0);
-
-/// Starts the processes and watches them from then on. Returns when all have been started, or none.
-pub(crate) fn start(plans: Vec<Plan>, shared: Vec<Shared>, options: Options) -> Result<Arc<Story>> {
-    // The bell has the only token that no context can have, see `token`.
-    let story = Arc::new(Story::new(
-        NEXT.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1),
-    ));
-    let (reply, answer) = sync_channel(1);
-    let desk = desk()?;
-    desk.order(Order::Start(Start {
-        plans,
-        shared,
-        options,
-        story: Arc::clone(&story),
-        reply,
-    }));
-    match answer.recv() {
-        Ok(started) => started.map(|()| story),
-        Err(_) => Err(Error::new(
-            ErrorKind::Launch,
-            "the thread that starts processes has ended unexpectedly",
-        )),
-    }
-}
-
-/// Stops the processes of a context; nothing happens if they have ended.
-pub(crate) fn stop(story: &Story, kill: bool) {
-    if story.is_ours()
-        && let Ok(desk) = desk()
-    {
-        desk.order(Order::Stop { id: story.id, kill });
-    }
-}
-
-/// Stops the processes of a context because the wait for them could not end.
-pub(crate) fn give_up(story: &Story, deadlock: Deadlock) {
-    if let Ok(desk) = desk() {
-        let id = story.id;
-        desk.order(Order::GiveUp { id, deadlock });
-    }
-}
-
-fn desk() -> Result<Arc<Desk>> {
-    let mut current = DESK.lock();
-    let pid = std::process::id();
-    if let Some(desk) = current
-        .as_ref()
-        .filter(|desk| desk.pid == pid && desk.open.load(Ordering::Acquire))
-    {
-        return Ok(Arc::clone(desk));
-    }
-    let failed = |what: &str, source: std::io::Error| {
-        Error::caused(
-            ErrorKind::Launch,
-            format!("the thread that starts processes needs {what}"),
-            source,
-        )
-    };
-    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(|errno| failed("an event descriptor", errno.into()))?;
-    let desk = Arc::new(Desk {
-        pid,
-        orders: Mutex::default(),
-        bell,
-        open: AtomicBool::new(true),
-    });
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-        .map_err(|errno| failed("an epoll", errno.into()))?;
-    epoll::add(
-        &epoll,
-        &desk.bell,
-        epoll::EventData::new_u64(BELL),
-        epoll::EventFlags::IN,
-    )
-    .map_err(|errno| failed("an epoll", errno.into()))?;
-    let supervisor = Supervisor {
-        desk: Arc::clone(&desk),
-        epoll,
-        runs: HashMap::new(),
-        buffer: Vec::new(),
-        counted: None,
-    };
-    thread::Builder::new()
-        .name("supervisor".to_owned())
-        .spawn(move || supervisor.serve())
-        .map_err(|error| failed("a thread", error))?;
-    *current = Some(Arc::clone(&desk));
-    Ok(desk)
-}
-
-impl Desk {
-    fn order(&self, order: Order) {
-        self.orders.lock().push(order);
-        // Full means that it has been rung often and will be heard.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
-        // The thread may have ended just before: then nobody will take the order, and dropping it tells its sender.
-        if !self.open.load(Ordering::Acquire) {
-            self.orders.lock().clear();
-        }
-    }
-}
-
-const BELL: u64 = u64::MAX;
+/// How often all processes are looked at, news or not.
+const SLICE: Duration = Duration::from_secs(1);
 
 /// How old a count of out-of-memory kills may be to stand for "before the start".
 const RECOUNT: Duration = Duration::from_secs(1);
@@ -165,30 +39,49 @@ fn token(id: u32, rank: usize) -> u64 {
     u64::from(id) << 32 | rank as u64
 }
 
-struct Supervisor {
+/// The thread's own.
+pub(crate) struct Supervisor {
     desk: Arc<Desk>,
-    epoll: OwnedFd,
     runs: HashMap<u32, Run>,
     /// Where frames are received.
     buffer: Vec<u8>,
+    /// Fork servers that have not been waited for, by their tokens.
+    servers: HashMap<u64, OwnedFd>,
+    /// When all processes were looked at.
+    looked: Instant,
     /// The last count of out-of-memory kills, and when that was.
     counted: Option<(Instant, Arc<OomKills>)>,
 }
 
 impl Supervisor {
-    fn serve(mut self) {
+    pub(crate) fn new(desk: Arc<Desk>) -> Supervisor {
+        Supervisor {
+            desk,
+            runs: HashMap::new(),
+            buffer: Vec::new(),
+            servers: HashMap::new(),
+            looked: Instant::now(),
+            counted: None,
+        }
+    }
+
+    /// The thread's life: as long as the process's.
+    pub(crate) fn serve(mut self) {
         let _serving = link::serve();
         let mut events = Vec::with_capacity(64);
         loop {
+            // Descriptors that something in this program closed give no news; a look now and then finds what they hide.
+            let slice = (!self.runs.is_empty()).then(|| self.looked + SLICE);
             let timeout = self
                 .runs
                 .values()
                 .filter_map(Run::next_deadline)
+                .chain(slice)
                 .min()
                 .map(until);
             events.clear();
             match epoll::wait(
-                &self.epoll,
+                &self.desk.epoll,
                 rustix::buffer::spare_capacity(&mut events),
                 timeout.as_ref(),
             ) {
@@ -199,6 +92,14 @@ impl Supervisor {
                 }
             }
             self.turn(&events);
+            if self.looked.elapsed() >= SLICE {
+                self.looked = Instant::now();
+                for run in self.runs.values_mut() {
+                    let all = (0..run.members().len()).collect();
+                    run.look(&all, &mut self.buffer);
+                }
+                self.runs.retain(|_, run| !run.is_over());
+            }
         }
     }
 
@@ -209,6 +110,8 @@ impl Supervisor {
             let token = event.data.u64();
             if token == BELL {
                 rung = true;
+            } else if token & SERVER != 0 {
+                self.wait_for_server(token);
             } else {
                 touched
                     .entry((token >> 32) as u32)
@@ -237,11 +140,21 @@ impl Supervisor {
 
     fn take_orders(&mut self) {
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.desk.bell, &mut count);
+        let _ = rustix::io::read(&*self.desk.bell.lock(), &mut count);
         let orders = std::mem::take(&mut *self.desk.orders.lock());
         for order in orders {
             match order {
-                Order::Start(start) => self.start(start),
+                Order::Start(start, reply) => match launch_all(&start.plans) {
+                    Ok(launched) => {
+                        let enrolled = start.enrol(launched);
+                        // Whoever waits is told first; the rest is done while the children start.
+                        let _ = reply.send(Ok(()));
+                        self.supervise(enrolled);
+                    }
+                    Err(error) => drop(reply.send(Err(error))),
+                },
+                Order::Watch(enrolled) => self.supervise(enrolled),
+                Order::Serve(preload, reply) => drop(reply.send(self.serve_forks(preload))),
                 Order::Stop { id, kill } => {
                     if let Some(run) = self.runs.get_mut(&id) {
                         run.interrupt(kill);
@@ -252,40 +165,44 @@ impl Supervisor {
                         run.give_up(deadlock);
                     }
                 }
+                Order::StopAll { kill } => {
+                    for run in self.runs.values_mut() {
+                        run.interrupt(kill);
+                    }
+                }
+                Order::Grace { id, grace } => {
+                    if let Some(run) = self.runs.get_mut(&id) {
+                        run.set_grace(grace);
+                    }
+                }
+                // Without a run the reply is dropped: all have ended.
+                Order::Detach { id, reply } => {
+                    if let Some(run) = self.runs.get_mut(&id) {
+                        // Their answers are words that somebody waits for.
+                        let all_words = epoll::EventFlags::IN
+                            | epoll::EventFlags::RDHUP
+                            | epoll::EventFlags::ET;
+                        for member in run.members() {
+                            if let Some(control) = &member.control {
+                                let data = epoll::EventData::new_u64(token(id, member.worker.rank));
+                                let _ = epoll::modify(&self.desk.epoll, control, data, all_words);
+                            }
+                        }
+                        run.detach(reply, &mut self.buffer);
+                    }
+                }
             }
         }
     }
 
-    fn start(&mut self, start: Start) {
-        let Start {
-            plans,
+    fn supervise(&mut self, enrolled: Enrolled) {
+        let Enrolled {
+            members,
             shared,
             options,
             story,
-            reply,
-        } = start;
-        let mut launched = Vec::with_capacity(plans.len());
-        for plan in &plans {
-            match launch(plan) {
-                Ok(child) => launched.push(child),
-                Err(error) => {
-                    launched.into_iter().for_each(undo);
-                    let _ = reply.send(Err(error));
-                    return;
-                }
-            }
-        }
-        let deadline = after(options.hello_deadline);
-        let members: Vec<Member> = plans
-            .into_iter()
-            .zip(launched)
-            .map(|(plan, child)| Member::new(plan.rank, plan.name, child, plan.arguments, deadline))
-            .collect();
-        shared.iter().for_each(Shared::adopt);
-        story.begin(members.iter().map(|member| member.worker.clone()));
+        } = enrolled;
         let id = story.id;
-        // Whoever waits is told first; the rest is done while the children start.
-        let _ = reply.send(Ok(()));
         let mut run = Run::new(story, members, shared, options, self.oom_kills());
         let watched = self.watch(id, &run);
         if let Err(errno) = watched {
@@ -296,6 +213,33 @@ impl Supervisor {
         let all = (0..run.members().len()).collect();
         run.look(&all, &mut self.buffer);
         self.runs.insert(id, run);
+    }
+
+    /// Starts a fork server, and sees to it that it is waited for whenever it ends.
+    fn serve_forks(&mut self, preload: Option<Target>) -> Result<Launched> {
+        let mut launched = launch_server(preload.as_ref())?;
+        // It is watched by the descriptor that stays here; whoever asked for it signals it by the other.
+        let ours = launched.pidfd.take();
+        launched.pidfd = ours.as_ref().and_then(|ours| ours.try_clone().ok());
+        if let Some(ours) = ours {
+            let token = SERVER | u64::from(launched.pid);
+            let (data, flags) = (epoll::EventData::new_u64(token), epoll::EventFlags::IN);
+            let edge = flags | epoll::EventFlags::ET;
+            if let Err(errno) = epoll::add(&self.desk.epoll, &ours, data, edge) {
+                tracing::warn!(%errno, "the fork server cannot be watched; it stays a zombie when it ends");
+            }
+            self.servers.insert(token, ours);
+        }
+        Ok(launched)
+    }
+
+    fn wait_for_server(&mut self, token: u64) {
+        if let Some(pidfd) = self.servers.get(&token)
+            && !matches!(death::look(pidfd), Seen::Alive)
+        {
+            tracing::debug!("the fork server has ended");
+            self.servers.remove(&token);
+        }
     }
 
     /// How many out-of-memory kills there were, not long ago. Reading the counters anew for each of many quick starts
@@ -313,16 +257,20 @@ impl Supervisor {
 
     /// Edges, not levels: a descriptor that is closed here stays in the epoll as long as a forked child of the host
     /// has a copy of it, and would be reported without end. A look always takes all that is there.
+    ///
+    /// What a child says while it runs its function wakes nobody; it is read when there is reason to look. It shuts
+    /// its side of the socket down after its last word, and that is reported, once: its end is seen by the other
+    /// descriptor.
     fn watch(&self, id: u32, run: &Run) -> Result<(), Errno> {
+        let last_word =
+            epoll::EventFlags::RDHUP | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
+        let end = epoll::EventFlags::IN | epoll::EventFlags::ET;
         for member in run.members() {
             let data = epoll::EventData::new_u64(token(id, member.worker.rank));
-            for descriptor in [&member.pidfd, &member.control].into_iter().flatten() {
-                epoll::add(
-                    &self.epoll,
-                    descriptor.as_fd(),
-                    data,
-                    epoll::EventFlags::IN | epoll::EventFlags::ET,
-                )?;
+            for (descriptor, flags) in [(&member.pidfd, end), (&member.control, last_word)] {
+                if let Some(descriptor) = descriptor {
+                    epoll::add(&self.desk.epoll, descriptor.as_fd(), data, flags)?;
+                }
             }
         }
         Ok(())
@@ -332,18 +280,10 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         self.desk.open.store(false, Ordering::Release);
-        self.desk.orders.lock().clear();
+        self.desk.abandon();
         for run in self.runs.values_mut() {
             run.abandon();
         }
-    }
-}
-
-/// Ends a child of a context that could not be started as a whole.
-fn undo(child: Launched) {
-    if let Some(pidfd) = &child.pidfd {
-        let _ = pidfd_send_signal(pidfd, Signal::KILL);
-        death::wait(pidfd);
     }
 }
 

@@ -1,5 +1,5 @@
-//! From a function to an offset and back. Besides `text`, which asks the loader where the code is, this is the only
-//! file of this crate with `unsafe` in it.
+//! From a function to an offset and back. Besides `text`, which asks the loader where the code is, and `fork`, which
+//! copies a process, this is the only file of this crate with `unsafe` in it.
 //!
 //! For each function that is spawned the compiler makes one [`trampoline`], a plain function of ours that knows the
 //! types. The parent sends where it is; the child, which runs the same image, calls it. The function itself is a type
@@ -37,6 +37,32 @@ where
     A: Serialize + DeserializeOwned,
     R: Outcome,
 {
+    let (trampoline, signature) = (of::<F, A, R>(), Signature::of::<F, A, R>());
+    place(image, trampoline, signature, std::any::type_name::<F>())
+}
+
+/// Names `F` for a child that is another executable, and looks for the name instead of the place.
+pub(crate) fn target_by_name<F, A, R>() -> Target
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
+    let _checked = of::<F, A, R>();
+    Target {
+        offset: 0,
+        signature: Signature::of::<F, A, R>(),
+        name: std::any::type_name::<F>(),
+    }
+}
+
+/// The trampoline for `F` in this executable; what cannot be spawned is refused when this is compiled.
+pub(crate) fn of<F, A, R>() -> Trampoline
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
     const {
         assert!(
             size_of::<F>() == 0,
@@ -44,12 +70,40 @@ where
              captured, nor what a function pointer points to. Pass the values as arguments instead"
         );
     }
+    trampoline::<F, A, R>
+}
+
+/// Names `F` for a fork server that runs `image`.
+pub(crate) fn preload_target<F>(image: &Image) -> Result<Target, String>
+where
+    F: Fn() + Copy + Send + 'static,
+{
+    const {
+        assert!(
+            size_of::<F>() == 0,
+            "preload takes a function item or a closure that captures nothing: the fork server does not have what was \
+             captured, nor what a function pointer points to"
+        );
+    }
     let name = std::any::type_name::<F>();
-    let trampoline: Trampoline = trampoline::<F, A, R>;
+    place(
+        image,
+        preload_trampoline::<F>,
+        Signature::of::<F, (), ()>(),
+        name,
+    )
+}
+
+fn place(
+    image: &Image,
+    trampoline: Trampoline,
+    signature: Signature,
+    name: &'static str,
+) -> Result<Target, String> {
     match image.offset_of(trampoline as usize) {
         Some(offset) => Ok(Target {
             offset,
-            signature: Signature::of::<F, A, R>(),
+            signature,
             name,
         }),
         None => Err(format!(
@@ -101,6 +155,17 @@ where
     worker::run(call, conjure::<F>())
 }
 
+/// Calls `F`, which is to prepare a fork server.
+fn preload_trampoline<F>(call: &Call<'_>) -> i32
+where
+    F: Fn() + Copy + Send + 'static,
+{
+    if call.hello.signature == Signature::of::<F, (), ()>() {
+        conjure::<F>()();
+    }
+    0
+}
+
 /// The one value of a type without size.
 ///
 /// What this cannot see is a captured value that has no size itself, such as a token that proves something: the child
@@ -143,6 +208,10 @@ mod tests {
             rank: 0,
             depth: 1,
             stdin: false,
+            role: crate::hello::WORKER,
+            inline: false,
+            supervisor: crate::link::Member::default(),
+            context: 0,
             name: "x".into(),
         })
     }
@@ -154,6 +223,28 @@ mod tests {
         assert_eq!(
             image().unwrap().offset_of(found as usize),
             Some(target.offset)
+        );
+    }
+
+    #[test]
+    fn a_function_of_a_shared_library_is_an_error() {
+        // Nothing calls it: it only stands for one that lies outside of the executable.
+        let address = libc::dl_iterate_phdr as *const ();
+        // SAFETY: function pointers have the size and the validity of any pointer that is not null.
+        let foreign = unsafe { std::mem::transmute::<*const (), Trampoline>(address) };
+        let place = place(
+            image().unwrap(),
+            foreign,
+            Signature::of::<fn(), (), ()>(),
+            "app::f",
+        );
+        if cfg!(target_feature = "crt-static") {
+            return;
+        }
+        let reason = place.unwrap_err();
+        assert!(
+            reason.contains("`app::f` lies outside the executable"),
+            "{reason}"
         );
     }
 

@@ -3,11 +3,14 @@
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use rustix::io::Errno;
+use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::control;
-use crate::frame::{Frame, clip};
+use crate::error::BoxError;
+use crate::frame::{Frame, PLAIN, clip};
 use crate::hello::Hello;
 use crate::link::{self, Mailbox};
 use crate::outcome::{Outcome, tell};
@@ -23,27 +26,41 @@ const PANICKED: i32 = 101;
 /// Of one that did not run its function: the "software error" of sysexits.
 pub(crate) const REFUSED: i32 = 70;
 
+/// Of one that could not tell its parent how its function ended: the "input/output error" of sysexits.
+pub(crate) const UNHEARD: i32 = 74;
+
 /// What a trampoline needs to know.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) hello: &'a Hello,
+    /// The arguments, if they came with the greeting.
+    pub(crate) plain: &'a [u8],
     pub(crate) control: BorrowedFd<'a>,
 }
 
 impl Call<'_> {
     /// Tells the parent why the function is not run, and gives the exit code for that.
     pub(crate) fn refuse(&self, reason: String) -> i32 {
-        self.say(&Frame::Refused {
+        self.say_last(&Frame::Refused {
             reason: clip(reason),
         });
         REFUSED
     }
 
-    /// A parent that is gone needs no news, and the watcher ends this process then.
-    fn say(&self, frame: &Frame) {
-        if let Err(errno) = control::tell(self.control, frame) {
+    /// A parent that is gone needs no news, and the watcher ends this process then. Whether it was told: the function
+    /// may have closed the socket, and something else may be there in its place.
+    fn say_last(&self, frame: &Frame) -> bool {
+        let ours = sockopt::socket_peercred(self.control)
+            .is_ok_and(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs() == self.hello.parent);
+        let told = if ours {
+            control::tell_last(self.control, frame)
+        } else {
+            Err(Errno::BADF)
+        };
+        if let Err(errno) = told {
             tracing::debug!(%errno, "the parent could not be told");
         }
+        told.is_ok()
     }
 }
 
@@ -54,7 +71,7 @@ where
     A: Serialize + DeserializeOwned,
     R: Outcome,
 {
-    let arguments = match catch_unwind(AssertUnwindSafe(|| arguments::<A>(call.hello))) {
+    let arguments = match catch_unwind(AssertUnwindSafe(|| arguments::<A>(call))) {
         Ok(Ok(arguments)) => arguments,
         Ok(Err(reason)) => return call.refuse(reason),
         Err(payload) => {
@@ -87,20 +104,25 @@ where
                 )
             }
         };
-    call.say(&frame);
-    code
+    if call.say_last(&frame) { code } else { UNHEARD }
 }
 
-fn arguments<A: DeserializeOwned>(hello: &Hello) -> Result<A, String> {
-    let mailbox = Mailbox::open(hello.arguments)
+fn arguments<A: DeserializeOwned>(call: &Call<'_>) -> Result<A, String> {
+    let unreadable = |error| {
+        format!(
+            "its arguments of type `{}` could not be read: {error}",
+            std::any::type_name::<A>()
+        )
+    };
+    if call.hello.inline == 1 {
+        return link::read_plain(call.plain).map_err(unreadable);
+    }
+    let mailbox = Mailbox::open(call.hello.arguments)
         .map_err(|error| format!("its arguments were not found: {error}"))?;
     match mailbox.take() {
         Ok(Some(arguments)) => Ok(arguments),
         Ok(None) => Err("its arguments were not in their letterbox".to_owned()),
-        Err(error) => Err(format!(
-            "its arguments of type `{}` could not be read: {error}",
-            std::any::type_name::<A>()
-        )),
+        Err(error) => Err(unreadable(error)),
     }
 }
 
@@ -112,8 +134,8 @@ fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
         .into_result()
         .and_then(|value| link::take_unreported().map_or(Ok(value), |error| Err(error.into())));
     match outcome {
-        Ok(value) => match Mailbox::open(hello.outcome).and_then(|mailbox| mailbox.put(value)) {
-            Ok(()) => (Frame::Returned, SUCCESS),
+        Ok(value) => match post(hello, value) {
+            Ok(plain) => (Frame::Returned { plain }, SUCCESS),
             Err(error) => (
                 Frame::ResultLost {
                     at,
@@ -130,9 +152,22 @@ fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
                     follows: told.follows,
                     chain: told.chain,
                     backtrace: told.backtrace,
+                    typed: told.typed,
                 },
                 RAISED,
             )
+        }
+    }
+}
+
+/// Brings a value on its way: gives it as bytes if it is small and nothing of the arena is in it, else puts it into its
+/// letterbox.
+fn post<T: Serialize>(hello: &Hello, value: T) -> Result<Option<Vec<u8>>, BoxError> {
+    match link::plain(&value).filter(|bytes| bytes.len() <= PLAIN) {
+        Some(bytes) => Ok(Some(bytes)),
+        None => {
+            Mailbox::open(hello.outcome)?.put(value)?;
+            Ok(None)
         }
     }
 }

@@ -34,7 +34,7 @@
 //! |---|---|
 //! | `shm_core` | the arena, tensors in it, the processes that take part |
 //! | `spawn` | functions run in other processes, supervised, their errors brought home |
-//! | `mp_queue` | queues, lanes, events, barriers, [pools](mp_queue::pool) |
+//! | `mp_queue` | queues, lanes, locks, semaphores, events, barriers, [pools](mp_queue::pool) |
 //! | `pipeline` | rings of slots, stages of replicated processes: [`pipeline::Pipeline`] |
 //! | `cuda_ipc` | whether there is a CUDA device; not re-exported |
 //!
@@ -48,10 +48,11 @@ mod error;
 
 /// The crate `spawn`, whose function of the same name is [`spawn`](spawn()).
 pub use ::spawn as spawn_api;
-pub use ::spawn::{Group, Process, SpawnContext, Stdin, init, spawn};
+pub use ::spawn::{Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, spawn};
 pub use error::{Error, Result};
 pub use mp_queue::{
-    self, Barrier, Event, LaneReceiver, LaneSender, Pool, PutError, Queue, Receiver, Sender, pair,
+    self, Barrier, BoundedSemaphore, Condvar, Event, JoinableQueue, LaneReceiver, LaneSender,
+    Mutex, Pool, PutError, Queue, RLock, Receiver, RwLock, Semaphore, Sender, SimpleQueue, pair,
 };
 pub use pipeline;
 #[cfg(feature = "dlpack")]
@@ -65,10 +66,12 @@ pub use shm_core::{
 };
 
 /// What most programs need: `use tensormp::prelude::*;`
+///
+/// Not the locks that std has by the same names: `use tensormp::Mutex;` says which one is meant.
 pub mod prelude {
     pub use crate::{
-        AliasedTensor, Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group, LaneReceiver,
-        LaneSender, Pool, Process, Queue, Receiver, Sender, Shape, SharedTensor, SpawnContext,
-        Stdin, Tensor, bf16, f16, pair, spawn,
+        AliasedTensor, Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group,
+        JoinableQueue, LaneReceiver, LaneSender, Pool, Process, Queue, Receiver, Semaphore, Sender,
+        Shape, SharedTensor, SpawnContext, Stdin, Tensor, bf16, f16, pair, spawn,
     };
 }

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use integration_tests::Test;
 
+#[cfg(debug_assertions)]
+mod locks;
 mod random;
 mod scene;
 #[cfg(debug_assertions)]
@@ -15,9 +17,10 @@ mod stopped;
 
 fn main() -> ExitCode {
     #[cfg(debug_assertions)]
-    let (steps, scenes): (&[Test], &[Test]) = (steps::TESTS, steps::SCENES);
+    let (locks, steps, scenes): (&[Test], &[Test], &[Test]) =
+        (locks::TESTS, steps::TESTS, steps::SCENES);
     #[cfg(not(debug_assertions))]
-    let (steps, scenes): (&[Test], &[Test]) = (&[], &[]);
-    let tests = [steps, random::TESTS, stopped::TESTS].concat();
+    let (locks, steps, scenes): (&[Test], &[Test], &[Test]) = (&[], &[], &[]);
+    let tests = [locks, steps, random::TESTS, stopped::TESTS].concat();
     integration_tests::main_with_scenes(&tests, scenes)
 }

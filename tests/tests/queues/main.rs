@@ -1,11 +1,14 @@
-//! Queues, lanes, events and barriers between real processes.
+//! Queues, lanes, locks, events and barriers between real processes.
 
 use std::process::ExitCode;
 
 mod ends;
+mod locks;
 mod memory;
 mod refusals;
 mod signals;
+mod tasks;
+mod together;
 mod traffic;
 mod values;
 
@@ -17,6 +20,9 @@ fn main() -> ExitCode {
         ends::TESTS,
         refusals::TESTS,
         signals::TESTS,
+        locks::TESTS,
+        tasks::TESTS,
+        together::TESTS,
     ];
     integration_tests::main(&suites.concat())
 }

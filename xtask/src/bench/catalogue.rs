@@ -1,16 +1,19 @@
 //! All suites, their cases, and each subject by its name, which is how the two processes find it.
 
 use pipeline::Topology;
+use spawn::StartMethod;
 
 use super::attach::{Attach, Map};
 use super::blocks::{Act, Blocks, Local};
 use super::filling::Filling;
 use super::floor::{CacheLine, FutexWake};
+use super::many::{Idle, Many};
 use super::memory::{FirstTouch, Memcpy};
 use super::payload::{LARGE, SIZES};
 use super::pool::{Pooled, PythonCall, RoundTrip, Work};
 use super::queue::{Kind, Queued};
 use super::ring::{Ring, Waiting};
+use super::start::{Peer, Start, Way};
 use super::stream::{Stream, Transport};
 use super::subject::Subject;
 
@@ -22,6 +25,8 @@ pub(crate) enum Suite {
     Handoff,
     /// A tensor through a queue: put in one process, got in the other.
     Queue,
+    /// Starting a process, running a function in it, and waiting for it.
+    Spawn,
     /// Tensors made, filled, cloned, sent and dropped, and an arena joined.
     Memory,
     /// Tasks of a pool: single calls, and those of a map.
@@ -42,6 +47,7 @@ impl Suite {
             Suite::Queue,
             Suite::Memory,
             Suite::Pool,
+            Suite::Spawn,
         ]
     }
 
@@ -50,6 +56,7 @@ impl Suite {
             Suite::Floor => "floor",
             Suite::Handoff => "handoff",
             Suite::Queue => "queue",
+            Suite::Spawn => "spawn",
             Suite::Memory => "memory",
             Suite::Pool => "pool",
         }
@@ -74,10 +81,8 @@ impl Suite {
             }
             Suite::Handoff => handoff(),
             Suite::Memory => memory(),
-            Suite::Queue => [Kind::Queue, Kind::Pair]
-                .into_iter()
-                .map(|kind| Case::busy(Queued { kind, size: LARGE }))
-                .collect(),
+            Suite::Queue => queue(),
+            Suite::Spawn => starts(),
             Suite::Pool => {
                 let work = [Work::Call, Work::Map { chunk: 1 }, Work::Map { chunk: 16 }];
                 let mut cases: Vec<_> = work
@@ -133,6 +138,46 @@ fn handoff() -> Vec<Case> {
     for transport in [Transport::Pipe, Transport::Unix] {
         cases.extend(SIZES.map(|size| Case::parked(Stream { transport, size })));
     }
+    cases
+}
+
+fn starts() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let start = |way, large| Start { way, large };
+    for large in [false, true] {
+        cases.extend(StartMethod::ALL.map(|method| Case {
+            subject: Box::new(start(Way::Method(method), large)),
+            floor: Some(Box::new(start(Way::Again, false))),
+        }));
+    }
+    let peer = |name, order| Box::new(Peer { order, name });
+    cases.push(Case {
+        subject: peer("procspawn", "procspawn"),
+        floor: Some(peer("run again, peer", "floor")),
+    });
+    cases
+}
+
+fn queue() -> Vec<Case> {
+    let [small, _, _] = SIZES;
+    let sizes = [None, Some(small), Some(LARGE)];
+    let queued = |kind, parked, size| Queued { kind, parked, size };
+    let mut cases = Vec::new();
+    for kind in [Kind::Pair, Kind::Queue] {
+        cases.extend(sizes.map(|size| Case::busy(queued(kind, false, size))));
+        cases.extend(sizes.map(|size| Case::parked(queued(kind, true, size))));
+    }
+    for (producers, consumers) in [(4, 4), (1, 4)] {
+        cases.push(Case::busy(Many {
+            producers,
+            consumers,
+            size: small,
+        }));
+    }
+    cases.push(Case {
+        subject: Box::new(Idle),
+        floor: None,
+    });
     cases
 }
 
@@ -217,6 +262,14 @@ mod tests {
             "ring parked 1MiB",
             "pipe 12MB",
             "unix 4KiB",
+            "spawn",
+            "forkserver 8GiB",
+            "procspawn",
+            "pair busy handle",
+            "1:1 busy handle",
+            "1:1 busy 12MB",
+            "1:1 parked handle",
+            "4:4 busy 4KiB",
             "recycled 12MB",
             "fresh 12MB",
             "alloc 4KiB at 1",

@@ -2,8 +2,9 @@
 //!
 //! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
 //! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue), `memory` (making, filling, cloning,
-//! sending and dropping tensors, and joining an arena) and `pool` (tasks of a pool, against the round trip of a queue). Floor
-//! and subject alternate in short batches, and a ratio is the median
+//! sending and dropping tensors, and joining an arena), `pool` (tasks of a pool, against the round trip of a queue) and `spawn`
+//! (starting a process, by each method and by another crate, against running this program again). Floor and subject alternate
+//! in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
 mod arena;
@@ -18,6 +19,7 @@ mod filling;
 mod floor;
 mod harness;
 mod machine;
+mod many;
 mod mapping;
 mod memory;
 mod pair;
@@ -26,6 +28,7 @@ mod pool;
 mod queue;
 mod report;
 mod ring;
+mod start;
 mod stats;
 mod stream;
 mod subject;
@@ -91,6 +94,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut all = Vec::new();
     for suite in suites {
         for case in suite.cases() {
+            if let Err(reason) = case.subject.prepare() {
+                eprintln!(
+                    "left out {}: {}: {reason}",
+                    suite.name(),
+                    case.subject.name()
+                );
+                continue;
+            }
             let (needed, free) = (case.subject.room(), machine::room());
             if needed > free / 4 * 3 {
                 eprintln!(
@@ -99,14 +110,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                     case.subject.name(),
                     needed >> 20,
                     free >> 20
-                );
-                continue;
-            }
-            if let Err(reason) = case.subject.prepare() {
-                eprintln!(
-                    "left out {}: {}: {reason}",
-                    suite.name(),
-                    case.subject.name()
                 );
                 continue;
             }
@@ -126,6 +129,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         report::save(name, &all, &table, &machine::notes(pins))?;
     }
     Ok(())
+}
+
+/// Whether this process was started to do nothing: the floor of starting one.
+pub(crate) fn is_nothing() -> bool {
+    std::env::args_os()
+        .nth(1)
+        .is_some_and(|word| word == start::NOTHING)
 }
 
 /// The same command, by an optimised xtask: `cargo xtask` itself is built for a quick start.

@@ -20,7 +20,7 @@ const CYCLES: u64 = super::floor::ROUND_TRIPS;
 /// The other side is gone.
 const ENDED: &str = "the ring ended in the middle of a batch";
 /// A receiver that asked that long before the hand-over sleeps when it comes.
-const ASLEEP_NS: u64 = 20_000;
+pub(crate) const ASLEEP_NS: u64 = 20_000;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {

@@ -58,13 +58,13 @@ pub(crate) trait Subject {
     }
     /// Samples in a batch: some ten milliseconds' worth, so that floor and subject meet the same machine.
     fn batch(&self) -> usize;
-    /// Bytes of memory that it needs; the case is left out where there is less.
-    fn room(&self) -> u64 {
-        0
-    }
     /// Makes what has to be there before anything is measured, or says why the case must be left out.
     fn prepare(&self) -> std::result::Result<(), String> {
         Ok(())
+    }
+    /// Bytes of memory that it needs; the case is left out where there is less.
+    fn room(&self) -> u64 {
+        0
     }
     fn connect(&self) -> Result<Connection>;
     fn open(&self, side: Side, link: Link) -> Result<Box<dyn End>>;

@@ -23,6 +23,9 @@ pub(crate) struct Tree {
     pub(crate) files: Vec<File>,
 }
 
+/// The package that is no member of the workspace: what it depends on is measured, not used.
+const EXCLUDED: &str = "bench-peers";
+
 impl Tree {
     pub(crate) fn read(root: &Path) -> Result<Tree> {
         let mut tree = Tree {
@@ -55,6 +58,7 @@ impl Tree {
         self.files
             .iter()
             .filter_map(|file| file.path.strip_suffix("/Cargo.toml"))
+            .filter(|folder| *folder != EXCLUDED)
     }
 
     fn walk(&mut self, folder: &Path, path: &str) -> Result<()> {

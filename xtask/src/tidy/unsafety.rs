@@ -129,6 +129,14 @@ const ALLOWED: &[(&str, &str)] = &[
         "a checked descriptor in the executable becomes the function it names",
     ),
     (
+        "crates/spawn/src/fork.rs",
+        "the copy that a fork server makes of itself, and that copy's command line and environment",
+    ),
+    (
+        "crates/spawn/src/signals.rs",
+        "signal masks and dispositions that survive an exec",
+    ),
+    (
         "crates/spawn/src/text.rs",
         "asks the loader where the executable's code and data are",
     ),
@@ -138,7 +146,8 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "crates/spawn/tests/processes/support.rs",
-        "a host that ignores SIGCHLD",
+        "hosts that ignore or block signals, change their environment, close descriptors and have their system calls \
+         filtered; a line that C prints",
     ),
     (
         "tests/tests/tensors/dlpack.rs",

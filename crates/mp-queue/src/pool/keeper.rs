@@ -1,6 +1,7 @@
 //! The keeper: the one thread of a pool. It sleeps until a worker has ended, one is missing or has idled for too long, or
 //! requests wait while nobody waits for replies.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -86,6 +87,7 @@ fn lead(crew: &Crew) {
         0,
         WaitPolicy::Park,
         Deadline::after(Duration::from_secs(3600)),
+        &Cell::new(None),
         || true,
         |_| {
             let mut state = crew.state.lock();

@@ -1,5 +1,6 @@
 //! Leading and following: how threads wait for outcomes without a thread between them and the workers.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, MutexGuard};
@@ -49,6 +50,7 @@ impl Crew {
                     0,
                     self.options.policy,
                     deadline,
+                    &Cell::new(None),
                     || watched.iter().any(|lane| lane.lookout(0).glance()),
                     |_| {
                         let mut state = self.state.lock();

@@ -87,7 +87,7 @@ fn next(
             }
             match turn {
                 Some(Turn::Halted) => Ok(Got::Drained),
-                None if !requests.is_closed() => Ok(Got::NotNow),
+                None if !requests.is_closed() => Ok(Got::NotNow(None)),
                 _ => Ok(ends.requests.try_get()?.into()),
             }
         });

@@ -5,16 +5,33 @@ use super::{CHANGE, PROCESSES};
 use crate::arena::Arena;
 use crate::cells::Owner;
 
-/// The group of stuck participants that `me` belongs to, itself first, if there is one.
-pub(super) fn stuck_with(arena: &Arena, me: Owner) -> Option<Snapshot> {
+/// A group of stuck participants.
+pub(super) struct Found {
+    /// The one that looked is the first.
+    pub(super) snapshot: Snapshot,
+    /// Somebody who is stuck as well waits for the end of one of them.
+    pub(super) joined: bool,
+}
+
+/// The group of stuck participants that `me` belongs to, if there is one.
+pub(super) fn stuck_with(arena: &Arena, me: Owner) -> Option<Found> {
     let scene = scene(arena, me)?;
-    let group = closed_group(&scene, me)?;
-    let mut stuck: Vec<_> = group
+    let Group { rows, joined } = closed_group(&scene, me)?;
+    let mut stuck: Vec<_> = rows
         .iter()
         .filter_map(|row| scene.waiting.get(row).cloned())
         .collect();
     stuck.sort_by_key(|stuck| (stuck.owner != me, stuck.owner.row));
-    Some(Snapshot(stuck))
+    Some(Found {
+        snapshot: Snapshot(stuck),
+        joined,
+    })
+}
+
+/// The rows of a group, and whether somebody stuck waits for the end of one of them.
+struct Group {
+    rows: Vec<u16>,
+    joined: bool,
 }
 
 /// Who may end this wait. `None`: somebody who cannot be named.
@@ -35,7 +52,7 @@ fn helpers(scene: &Scene, waiter: Owner, wait: Noted) -> Option<Vec<Owner>> {
 }
 
 /// The rows that `me` depends on, all of them stuck for good; `None` if `me` is not.
-fn closed_group(scene: &Scene, me: Owner) -> Option<Vec<u16>> {
+fn closed_group(scene: &Scene, me: Owner) -> Option<Group> {
     let mut stuck: Vec<u16> = scene.waiting.keys().copied().collect();
     let is_stuck = |stuck: &[u16], owner: &Owner| {
         stuck.contains(&owner.row)
@@ -80,7 +97,18 @@ fn closed_group(scene: &Scene, me: Owner) -> Option<Vec<u16>> {
             }
         }
     }
-    Some(reached)
+    // Whoever joins need not be among those that it joins depend on.
+    let joined = stuck.iter().any(|row| {
+        let found = &scene.waiting[row];
+        let joins = found.waits.iter().filter(|wait| wait.kind() == PROCESSES);
+        joins
+            .flat_map(|wait| helpers(scene, found.owner, *wait).unwrap_or_default())
+            .any(|child| reached.contains(&child.row))
+    });
+    Some(Group {
+        rows: reached,
+        joined,
+    })
 }
 
 #[cfg(test)]
@@ -145,9 +173,26 @@ mod tests {
     }
 
     fn group_of(scene: &Scene, row: u16) -> Option<Vec<u16>> {
-        let mut group = closed_group(scene, owner(row))?;
-        group.sort_unstable();
-        Some(group)
+        let mut rows = closed_group(scene, owner(row))?.rows;
+        rows.sort_unstable();
+        Some(rows)
+    }
+
+    #[test]
+    fn children_that_are_stuck_without_their_parent_know_that_it_joins_them() {
+        let children: [(u16, &[Noted]); 2] = [(1, &[waits_on(QUEUE)]), (2, &[waits_on(OTHER)])];
+        let holders: [(u64, Option<&[u16]>); 2] = [(QUEUE, Some(&[1, 2])), (OTHER, Some(&[1, 2]))];
+        let of_parent = |parent: &[Noted]| {
+            let waiting = [(0, parent), children[0], children[1]];
+            let scene = scene(&waiting, &holders, &[(0, 3, &[1, 2])]);
+            let group = closed_group(&scene, owner(1)).unwrap();
+            assert_eq!(group_of(&scene, 1), Some(vec![1, 2]));
+            group.joined
+        };
+        assert!(of_parent(&[joins(3, 2)]));
+        // It does something else; it waits for more than these.
+        assert!(!of_parent(&[waits_on(9)]));
+        assert!(!of_parent(&[joins(3, 3)]));
     }
 
     #[test]

@@ -33,6 +33,11 @@ static SERVANTS: AtomicU32 = AtomicU32::new(0);
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 /// How far apart looks get.
 const LOOKS_APART: Duration = Duration::from_secs(30);
+/// How far apart those of a wait for processes get, which is the one to tell of what it is part of.
+const JOINS_APART: Duration = Duration::from_secs(2);
+/// How long a deadlock must have stood before others tell of one that a wait for processes is part of. That one has
+/// looked twice by then, unless it could not.
+const DEFERENCE: Duration = Duration::from_secs(4);
 
 /// Says that the current thread serves the library and does none of the user's work, until it is dropped.
 #[derive(Debug)]
@@ -86,7 +91,9 @@ pub struct Waiting {
     since: Instant,
     next_look: Instant,
     apart: Duration,
-    last: Option<Snapshot>,
+    /// It is a wait for processes.
+    joins: bool,
+    last: Option<(Instant, Snapshot)>,
 }
 
 /// The words of entry `entry` of a row.
@@ -105,6 +112,7 @@ impl Waiting {
             since,
             next_look: since + FIRST_LOOK,
             apart: FIRST_LOOK,
+            joins: false,
             last: None,
         }
     }
@@ -131,6 +139,7 @@ impl Waiting {
             }
             WaitFor::Processes { context, running } => (PROCESSES, context.into(), running.into()),
         };
+        self.joins = kind == PROCESSES;
         if first {
             since.store(now_ns(), Ordering::Relaxed);
         }
@@ -150,6 +159,9 @@ impl Waiting {
     }
 
     /// Looks for a deadlock, if it is time; to be called after each sleep that nobody ended.
+    ///
+    /// One that stuck processes and a wait for them are part of is told by the wait for them: whoever started the
+    /// processes learns the most from it, and stops them. The others tell only if that wait does not.
     #[must_use]
     pub fn look(&mut self) -> Option<Deadlock> {
         let now = Instant::now();
@@ -157,19 +169,21 @@ impl Waiting {
             return None;
         }
         let found = group::stuck_with(&self.arena, self.arena.me());
-        let Some(found) = found else {
+        let Some(group::Found { snapshot, joined }) = found else {
             self.last = None;
-            self.apart = (self.apart * 2).min(LOOKS_APART);
+            let farthest = if self.joins { JOINS_APART } else { LOOKS_APART };
+            self.apart = (self.apart * 2).min(farthest);
             self.next_look = now + self.apart;
             return None;
         };
         // A second look soon: only what has not changed at all is a deadlock.
         self.next_look = now + Duration::from_millis(450);
-        if self.last.as_ref() == Some(&found) {
-            return Some(found.tell(&self.arena));
-        }
-        self.last = Some(found);
-        None
+        let Some((first, _)) = self.last.as_ref().filter(|(_, last)| *last == snapshot) else {
+            self.last = Some((now, snapshot));
+            return None;
+        };
+        let leave_it = joined && !self.joins && now < *first + DEFERENCE;
+        (!leave_it).then(|| snapshot.tell(&self.arena))
     }
 
     /// How long this wait has lasted.
@@ -210,13 +224,15 @@ impl Drop for Waiting {
 }
 
 impl Arena {
-    /// Writes down that the participant `child` belongs to context `context` of this one, so that a wait for it is
-    /// understood by others.
-    pub fn note_child(&self, child: Owner, context: u32) {
+    /// Writes down that this participant belongs to context `context` of `supervisor`, so that a wait of that one for
+    /// this one is understood by others.
+    pub fn note_supervisor(&self, supervisor: Owner, context: u32) {
         let me = self.me();
-        if let Some(row) = Row::get(self.segment(), child.row).filter(|_| !self.is_forked()) {
-            row.word(row::CONTEXT)
-                .store(scan::context_word(me, context, child), Ordering::Release);
+        if let Some(row) = Row::get(self.segment(), me.row).filter(|_| !self.is_forked()) {
+            row.word(row::CONTEXT).store(
+                scan::context_word(supervisor, context, me),
+                Ordering::Release,
+            );
         }
     }
 

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use super::parse::{Body, FEW, What};
+use super::parse::{Body, Extra, FEW, What};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 
@@ -18,7 +18,7 @@ thread_local! {
 pub(crate) struct Arrived {
     pub(crate) held: Held,
     pub(crate) what: What,
-    pub(crate) extra: SmallVec<[u8; 40]>,
+    pub(crate) extra: Extra,
 }
 
 /// The handles of a message, those that were taken out left empty.
@@ -43,7 +43,8 @@ impl Drop for Entries {
 
 pub(super) struct DecodeScope {
     pub(super) entries: Entries,
-    pub(super) error: Option<Error>,
+    /// Boxed: the scope moves with each message, an error hardly ever comes.
+    pub(super) error: Option<Box<Error>>,
 }
 
 /// A message that was taken out of its cell; this process holds what it refers to. Dropping it releases that.
@@ -58,6 +59,7 @@ impl Incoming {
     ///
     /// # Errors
     /// `Decode` when the bytes are not what the type reads; everything the message held is released then.
+    #[inline]
     pub fn decode<T: DeserializeOwned>(mut self) -> Result<T> {
         if self.entries.0.first().is_some_and(|entry| {
             entry
@@ -97,19 +99,41 @@ impl Incoming {
     }
 }
 
-struct DecodeGuard(Option<DecodeScope>);
+/// Puts a scope in place for as long as it lives, and the one before back, also when serde code panics.
+struct DecodeGuard(Option<Box<DecodeScope>>);
 
-impl Drop for DecodeGuard {
-    fn drop(&mut self) {
-        drop(DECODING.replace(self.0.take()));
+impl DecodeGuard {
+    #[inline]
+    fn enter(entries: Entries) -> Self {
+        DECODING.with_borrow_mut(|slot| {
+            let outer = if slot.is_some() {
+                slot.take().map(Box::new)
+            } else {
+                None
+            };
+            *slot = Some(DecodeScope {
+                entries,
+                error: None,
+            });
+            Self(outer)
+        })
     }
 }
 
+impl Drop for DecodeGuard {
+    #[inline]
+    fn drop(&mut self) {
+        let outer = self.0.take();
+        // Nearly always there is nothing to put back and nothing left.
+        if outer.is_some() || DECODING.with_borrow(Option::is_some) {
+            drop(DECODING.replace(outer.map(|scope| *scope)));
+        }
+    }
+}
+
+#[inline]
 pub(super) fn decode_with<T: DeserializeOwned>(entries: Entries, body: &[u8]) -> Result<T> {
-    let guard = DecodeGuard(DECODING.replace(Some(DecodeScope {
-        entries,
-        error: None,
-    })));
+    let guard = DecodeGuard::enter(entries);
     let outcome = postcard::take_from_bytes::<T>(body);
     let scope = DECODING.take();
     drop(guard);
@@ -126,7 +150,7 @@ pub(super) fn decode_with<T: DeserializeOwned>(entries: Entries, body: &[u8]) ->
                 rest.len()
             ),
         )),
-        Err(cause) => Err(error.unwrap_or_else(|| {
+        Err(cause) => Err(error.map(|error| *error).unwrap_or_else(|| {
             Error::new(
                 ErrorKind::Decode,
                 format!("a message could not be read as {type_name}: {cause}; sender and receiver must use the same type, and postcard has no `skip_serializing_if`, `flatten` or untagged enums"),

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use super::decode::{Arrived, Incoming, decode_with};
+use super::decode::{Arrived, Entries, Incoming, decode_with};
 use super::parse::{
     Body, Entry, FEW, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
     parse_spilled, words_of,
@@ -50,10 +50,10 @@ impl Pin {
 ///
 /// Dropped in order: ends and slots lie in the block of their object, which may be gone with its last handle.
 #[derive(Debug, Default)]
-pub(crate) struct Pins(pub(crate) SmallVec<[Pin; 4]>);
+pub(crate) struct Pins(pub(crate) SmallVec<[Pin; FEW]>);
 
 impl Pins {
-    pub(crate) fn take(&mut self) -> SmallVec<[Pin; 4]> {
+    pub(crate) fn take(&mut self) -> SmallVec<[Pin; FEW]> {
         std::mem::take(&mut self.0)
     }
 }
@@ -84,7 +84,8 @@ pub(super) struct EncodeScope {
     pub(super) arena: Arena,
     pub(super) table: Vec<u8>,
     pub(super) pins: Pins,
-    pub(super) error: Option<Error>,
+    /// Boxed: the scope moves with each message, an error hardly ever comes.
+    pub(super) error: Option<Box<Error>>,
 }
 
 thread_local! {
@@ -94,17 +95,24 @@ thread_local! {
 }
 
 /// Puts a scope in place for as long as it lives, and the one before back, also when serde code panics.
-struct EncodeGuard(Option<EncodeScope>);
+struct EncodeGuard(Option<Box<EncodeScope>>);
 
 impl EncodeGuard {
     fn enter(arena: &Arena, table: Vec<u8>) -> Self {
-        let scope = EncodeScope {
-            arena: arena.clone(),
-            table,
-            pins: Pins::default(),
-            error: None,
-        };
-        Self(ENCODING.replace(Some(scope)))
+        ENCODING.with_borrow_mut(|slot| {
+            let outer = if slot.is_some() {
+                slot.take().map(Box::new)
+            } else {
+                None
+            };
+            *slot = Some(EncodeScope {
+                arena: arena.clone(),
+                table,
+                pins: Pins::default(),
+                error: None,
+            });
+            Self(outer)
+        })
     }
 
     fn leave(self) -> Option<EncodeScope> {
@@ -115,7 +123,11 @@ impl EncodeGuard {
 
 impl Drop for EncodeGuard {
     fn drop(&mut self) {
-        drop(ENCODING.replace(self.0.take()));
+        let outer = self.0.take();
+        // Nearly always there is nothing to put back and nothing left.
+        if outer.is_some() || ENCODING.with_borrow(Option::is_some) {
+            drop(ENCODING.replace(outer.map(|scope| *scope)));
+        }
     }
 }
 
@@ -178,6 +190,7 @@ impl<T> EncodeError<T> {
 /// `Encode` for what postcard cannot say; `ForeignArena` for a tensor of another arena; `StillHeld` when an
 /// exclusive tensor occurs twice, or someone in this process still has it; `OutOfRoom` when the message needs
 /// a block of its own and there is none. Nothing was sent in any case.
+#[inline]
 pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeError<T>> {
     if let Err(error) = arena.check_not_forked("sending a message") {
         return Err(EncodeError {
@@ -197,7 +210,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
         (Ok(body), None) => body,
         (_, Some(error)) => {
             return Err(EncodeError {
-                error,
+                error: *error,
                 value: Some(value),
             });
         }
@@ -224,7 +237,25 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
     finished.map_err(|error| EncodeError { error, value: None })
 }
 
+/// The bytes of a value in which nothing of an arena is; `None` if something is, or postcard cannot say it: then
+/// [`encode`] sends it, or tells why not. Needs no arena.
+pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
+    // Outside of a scope, what is of an arena refuses to be written.
+    let outer = ENCODING.take().map(Box::new);
+    let _guard = EncodeGuard(outer);
+    postcard::serialize_with_flavor(&Whole(value), Append(Vec::new())).ok()
+}
+
+/// The value that these bytes are, as [`plain`] or [`Outgoing::plain`] gave them.
+///
+/// # Errors
+/// `Decode` when the type does not read what was written.
+pub fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    decode_with(Entries::default(), bytes)
+}
+
 /// Checks that exclusive handles are really gone, and lays the message out.
+#[inline]
 fn finish(arena: &Arena, mut pins: Pins, table: &[u8], body: &[u8]) -> Result<Outgoing> {
     for pin in pins.iter().filter(|pin| pin.what.is_exclusive()) {
         // Besides the handle itself: code that still had it while it was serialized may have frozen it since, and
@@ -287,6 +318,28 @@ fn finish(arena: &Arena, mut pins: Pins, table: &[u8], body: &[u8]) -> Result<Ou
 }
 
 impl Outgoing {
+    /// A message of what [`plain`] gave.
+    ///
+    /// # Errors
+    /// `OutOfRoom` when it needs a block of its own and there is none.
+    pub fn from_plain(arena: &Arena, bytes: &[u8]) -> Result<Self> {
+        arena.check_not_forked("sending a message")?;
+        finish(arena, Pins::default(), &[], bytes)
+    }
+
+    /// The bytes of a message in which nothing of the arena is, if there are at most `longest`.
+    #[must_use]
+    pub fn plain(&self, longest: usize) -> Option<Vec<u8>> {
+        let is_spilled = self.payload[0] as u8 == FORM_SPILLED;
+        if self.pins.len() > usize::from(is_spilled)
+            || (is_spilled && self.payload[3] as usize > longest + 24)
+        {
+            return None;
+        }
+        let body = View::parse(self).ok()?.body;
+        (body.len() <= longest).then(|| body.to_vec())
+    }
+
     /// The value back out of a message that was not sent.
     ///
     /// # Errors

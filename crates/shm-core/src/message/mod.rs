@@ -17,9 +17,9 @@ pub(crate) use decode::{Arrived, Entries};
 pub(crate) use encode::Pin;
 #[cfg(test)]
 pub(crate) use encode::Pins;
-pub use encode::{EncodeError, Outgoing, encode};
+pub use encode::{EncodeError, Outgoing, encode, plain, read_plain};
 pub(crate) use parse::What;
-pub(crate) use parse::{FORM_SLOT, Parsed, parse};
+pub(crate) use parse::{FEW, FORM_SLOT, Parsed, parse};
 pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
 pub use serde::{refuse, refuse_because};
 

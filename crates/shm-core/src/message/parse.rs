@@ -11,6 +11,13 @@ use crate::layout::{LINE, counted};
 use crate::line::{Counted, Mode, Tag};
 use crate::storage::Storage;
 
+/// Handles of a message that need no allocation of this process. More than that hardly fit a cell; and each place moves
+/// with the message through every step, which costs more than all its other work.
+pub(crate) const FEW: usize = 2;
+
+/// What else a handle says; the geometry of three dimensions or so needs no allocation.
+pub(crate) type Extra = SmallVec<[u8; 24]>;
+
 /// The body of a message: on the stack when it came in a cell.
 pub(crate) type Body = SmallVec<[u8; INLINE]>;
 
@@ -20,9 +27,6 @@ pub(super) const FORM_INLINE: u8 = 1;
 pub(super) const FORM_SPILLED: u8 = 2;
 /// A ring's message: one slot, and words of the ring's own.
 pub(crate) const FORM_SLOT: u8 = 3;
-/// Handles that a message has room for without an allocation. More of them would make each message larger, which is moved
-/// a dozen times on its way and mostly has one or none.
-pub(crate) const FEW: usize = 2;
 /// Handles that one message may carry.
 pub(super) const HANDLES_MAX: usize = 1 << 20;
 
@@ -118,9 +122,10 @@ pub(crate) struct Entry {
     pub(crate) what: What,
     pub(crate) line: u64,
     pub(crate) generation: u64,
-    pub(crate) extra: SmallVec<[u8; 40]>,
+    pub(crate) extra: Extra,
 }
 
+#[cold]
 pub(super) fn malformed(why: &str) -> Error {
     Error::new(
         ErrorKind::Decode,
@@ -130,6 +135,7 @@ pub(super) fn malformed(why: &str) -> Error {
     )
 }
 
+#[inline]
 fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; FEW]>> {
     // Each entry has at least 12 bytes: the count cannot make us reserve more than the table justifies.
     if count > bytes.len() / 12 {
@@ -167,6 +173,7 @@ fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; FEW]>>
     }
 }
 
+#[inline]
 pub(super) fn parse_inline(
     bytes: &[u8; PAYLOAD_WORDS * 8],
 ) -> Result<(SmallVec<[Entry; FEW]>, Body)> {
@@ -205,6 +212,7 @@ pub(crate) struct Parsed {
 }
 
 /// Takes a payload apart. The references it names are the message's own while its cell holds it.
+#[inline]
 pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Parsed> {
     let bytes = bytes_of(payload);
     let (entries, body) = match bytes[0] {
@@ -247,6 +255,7 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
 
 /// Checks that no line is named more often than it is counted: each name becomes a reference, and one too many would
 /// free the block while others use it. What is exclusive is counted once.
+#[inline]
 fn check_counts(arena: &Arena, entries: &[Entry]) -> Result<()> {
     let count = |entry: &Entry| {
         let word = arena
@@ -278,6 +287,7 @@ fn check_counts(arena: &Arena, entries: &[Entry]) -> Result<()> {
 }
 
 /// Checks that an entry names something that is there, in that generation, counted, and of that kind.
+#[inline]
 fn check(arena: &Arena, entry: &Entry) -> Result<()> {
     let segment = arena.segment();
     let known = match entry.what {

@@ -14,6 +14,7 @@ use crate::tensor::Geometry;
 
 const OUTSIDE: &str = "a tensor, queue or event can be serialized only into a message (`put` of a queue, the arguments and the result of `spawn`); to write its values elsewhere, serialize `tensor.to_vec()`";
 
+#[inline]
 fn serialize_handle<S: Serializer>(
     held: &Held,
     what: What,
@@ -30,7 +31,7 @@ fn serialize_handle<S: Serializer>(
                  joined the same arena once more); copy it with `copy_into(queue.arena())`",
             );
             let text = error.to_string();
-            scope.error = Some(error);
+            scope.error = Some(Box::new(error));
             return Err(text);
         }
         let at = scope.table.len();
@@ -52,6 +53,7 @@ fn serialize_handle<S: Serializer>(
     }
 }
 
+#[inline]
 fn deserialize_handle<'de, D: Deserializer<'de>>(
     deserializer: D,
     wanted: &[What],
@@ -67,7 +69,7 @@ fn deserialize_handle<'de, D: Deserializer<'de>>(
             let scope = scope.as_mut().ok_or_else(|| OUTSIDE.to_owned())?;
             let fail = |scope: &mut DecodeScope, error: Error| {
                 let text = error.to_string();
-                scope.error = Some(error);
+                scope.error = Some(Box::new(error));
                 Err(text)
             };
             let Some(entry) = scope
@@ -88,6 +90,7 @@ fn deserialize_handle<'de, D: Deserializer<'de>>(
         .map_err(serde::de::Error::custom)
 }
 /// Serializes a tensor into the message that is being made.
+#[inline]
 pub(crate) fn serialize_tensor<S: Serializer>(
     storage: &Storage,
     geometry: &Geometry,
@@ -103,34 +106,30 @@ pub(crate) fn serialize_tensor<S: Serializer>(
 }
 
 /// Takes a tensor out of the message that is being read. The geometry fits the storage.
+#[inline]
 pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<(Storage, Geometry), D::Error> {
-    let arrived = deserialize_handle(
+    let Arrived { held, extra, .. } = deserialize_handle(
         deserializer,
         &[What::Exclusive, What::Shared, What::Aliased],
     )?;
-    let read = || {
-        let (geometry, used) = Geometry::decode(&arrived.extra)?;
-        if used != arrived.extra.len() {
-            return Err(malformed("a geometry is longer than it says"));
-        }
-        let storage = Storage::over(arrived.held.clone())?;
-        // Placing it in the tensor checks it against the block.
-        Ok((storage, geometry))
-    };
-    let read = read();
-    drop(arrived);
-    read.map_err(refuse)
+    let (geometry, used) = Geometry::decode(&extra).map_err(refuse)?;
+    if used != extra.len() {
+        return Err(refuse(malformed("a geometry is longer than it says")));
+    }
+    // Placing it in the tensor checks it against the block.
+    Ok((Storage::over(held).map_err(refuse)?, geometry))
 }
 
 /// Why what arrived does not fit, as serde wants it: for the `Deserialize` of handles, in this crate and above. Whoever
 /// reads the message is told by the error itself, since postcard keeps no text.
+#[cold]
 pub fn refuse<E: serde::de::Error>(error: Error) -> E {
     let text = error.to_string();
     DECODING.with_borrow_mut(|scope| {
         if let Some(scope) = scope {
-            scope.error = Some(error);
+            scope.error = Some(Box::new(error));
         }
     });
     E::custom(text)

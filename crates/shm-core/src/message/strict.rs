@@ -36,7 +36,7 @@ fn left_out<E: serde::ser::Error>(field: &str) -> E {
     let text = error.to_string();
     ENCODING.with_borrow_mut(|scope| {
         if let Some(scope) = scope {
-            scope.error = Some(error);
+            scope.error = Some(Box::new(error));
         }
     });
     E::custom(text)

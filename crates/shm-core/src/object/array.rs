@@ -28,6 +28,11 @@ pub enum Array {
         /// How many.
         count: u32,
     },
+    /// Words of permits, each of which says who holds it ([`crate::permits`]).
+    Permits {
+        /// How many.
+        count: u32,
+    },
 }
 
 impl Array {
@@ -37,6 +42,17 @@ impl Array {
             Self::Cells { capacity } => (1, capacity.into()),
             Self::Lane { capacity } => (2, capacity.into()),
             Self::Slots { count } => (3, count.into()),
+            Self::Permits { count } => (4, count.into()),
+        }
+    }
+
+    /// Lines that it takes.
+    pub(super) fn lines(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Cells { capacity } | Self::Lane { capacity } => capacity.into(),
+            Self::Slots { count } => count.into(),
+            Self::Permits { count } => u64::from(count).div_ceil(LINE / WORD),
         }
     }
 }

@@ -26,6 +26,14 @@ pub enum ObjectKind {
     Ring,
     /// A barrier.
     Barrier,
+    /// A semaphore.
+    Semaphore,
+    /// A lock for one.
+    Mutex,
+    /// A lock for many readers or one writer.
+    RwLock,
+    /// A condition to wait for.
+    Condvar,
     /// The names of an arena.
     Names,
     /// A value that has a name.
@@ -40,6 +48,10 @@ impl ObjectKind {
             Self::Event => 3,
             Self::Ring => 4,
             Self::Barrier => 5,
+            Self::Semaphore => 6,
+            Self::Mutex => 7,
+            Self::RwLock => 8,
+            Self::Condvar => 9,
             Self::Names => 32,
             Self::Published => 33,
         }
@@ -52,6 +64,10 @@ impl ObjectKind {
             3 => Self::Event,
             4 => Self::Ring,
             5 => Self::Barrier,
+            6 => Self::Semaphore,
+            7 => Self::Mutex,
+            8 => Self::RwLock,
+            9 => Self::Condvar,
             32 => Self::Names,
             33 => Self::Published,
             _ => return None,
@@ -65,6 +81,10 @@ impl ObjectKind {
             Self::Event => "event",
             Self::Ring => "ring",
             Self::Barrier => "barrier",
+            Self::Semaphore => "semaphore",
+            Self::Mutex => "mutex",
+            Self::RwLock => "lock for readers and a writer",
+            Self::Condvar => "condition variable",
             Self::Names => "table of names",
             Self::Published => "published value",
         }
@@ -107,7 +127,7 @@ impl Object {
                 ));
             }
         }
-        let lines: u64 = arrays.iter().map(|array| array.code_and_count().1).sum();
+        let lines: u64 = arrays.iter().map(|array| array.lines()).sum();
         let user_bytes = user_words
             .checked_mul(WORD)
             .and_then(|bytes| bytes.checked_next_multiple_of(LINE));
@@ -139,7 +159,7 @@ impl Object {
             segment
                 .word(descriptor + WORD)
                 .store(first, Ordering::Relaxed);
-            first += count * LINE;
+            first += array.lines() * LINE;
         }
         let text = format!("{}:{}", site.file(), site.line());
         write_text(segment, span.data + object::SITE, object::SITE_WORDS, &text);
@@ -172,7 +192,8 @@ impl Object {
                             .store(Counted::new(generation, 0).to_word(), Ordering::Relaxed);
                     }
                 }
-                Array::None => {}
+                // All free; whoever makes the object says which are not there.
+                Array::None | Array::Permits { .. } => {}
             }
         }
         // Release: who finds an object finds a whole one.
@@ -234,13 +255,12 @@ impl Object {
                 1 => Array::Cells { capacity: count },
                 2 => Array::Lane { capacity: count },
                 3 => Array::Slots { count },
+                4 => Array::Permits { count },
                 _ => return Err(damaged()),
             };
-            let fits = first
-                .checked_add(u64::from(count) * LINE)
-                .is_some_and(|end| {
-                    first >= object::USER + user_words * WORD && end <= span.capacity
-                });
+            let fits = first.checked_add(array.lines() * LINE).is_some_and(|end| {
+                first >= object::USER + user_words * WORD && end <= span.capacity
+            });
             if array != Array::None && (count == 0 || !fits || !first.is_multiple_of(LINE)) {
                 return Err(damaged());
             }

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::cell::RefCell;
 
-use super::{Object, event_at};
+use super::{Object, ObjectKind, event_at};
 use crate::arena::Arena;
 use crate::cells::Owner;
 use crate::heap;
@@ -116,15 +116,23 @@ pub(crate) fn empty(arena: &Arena, line: u64, generation: u64) {
 }
 
 /// Mends what a dead participant left in an object it held: its claims become void, its half-taken messages are
-/// handed back, whoever waits is woken to look again. The dead one's reference keeps the object.
+/// handed back, its permits are given back, whoever waits is woken to look again. The dead one's reference keeps the object.
 pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: u32) {
     let Ok(object) = Object::over(Held::uncounted(arena, line, generation)) else {
         return;
     };
     object.set_bereaved(pid);
+    let mut handed_back = 0;
     for index in 0..object::ARRAY_COUNT as usize {
         if let Ok(cells) = object.cells(index) {
-            cells.reap(dead);
+            handed_back += cells.reap(dead).handed_back;
+        }
+        let permits = object.permits(index);
+        if object.kind == ObjectKind::Queue {
+            // Counts of tasks in hand; one that was handed back is nobody's task any more.
+            permits.reap_counts(dead, pid, handed_back);
+        } else {
+            permits.reap(dead, pid);
         }
     }
     object.notify_all();

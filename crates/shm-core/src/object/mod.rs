@@ -9,7 +9,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
-use crate::cells::Cells;
+use crate::cells::{CellArray, Cells};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::heap;
@@ -18,6 +18,7 @@ use crate::lane::Lane;
 use crate::layout::{LINE, WORD, counted, object};
 use crate::line::Counted;
 use crate::participant::table::read_text;
+use crate::permits::Permits;
 use crate::segment::Segment;
 use crate::sync::Shared;
 
@@ -182,13 +183,26 @@ impl Object {
         }
     }
 
+    /// The permits of array `index`; none if it is something else.
+    #[must_use]
+    pub fn permits(&self, index: usize) -> Permits<'_, Shared> {
+        let words = match self.arrays.get(index) {
+            Some(&Placed {
+                array: Array::Permits { count },
+                first,
+            }) => self.arena().segment().words_at(first, count.into()),
+            _ => None,
+        };
+        Permits(words.unwrap_or(&[]))
+    }
+
     /// What to look at while waiting for a message in array `index`.
     #[must_use]
     pub fn lookout(&self, index: usize) -> Lookout<'_> {
         Lookout(match self.array(index) {
             Array::Cells { .. } => Watched::Cells(Cells(self.messages(index))),
             Array::Lane { .. } => Watched::Lane(Lane(self.messages(index))),
-            Array::None | Array::Slots { .. } => Watched::Nothing,
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => Watched::Nothing,
         })
     }
 
@@ -266,6 +280,32 @@ impl Object {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How many messages were ever put and taken, positions that a dead producer had claimed among them.
+    #[must_use]
+    pub fn traffic(&self) -> (u64, u64) {
+        let messages = self.messages(0);
+        let [tail, head] = [messages.tail(), messages.head()];
+        (tail.load(Ordering::Acquire), head.load(Ordering::Acquire))
+    }
+
+    /// Remembers tasks that a dead consumer had in hand, whose word is somebody else's now. A kill just before loses them
+    /// from the statistics, and from nothing else.
+    #[cold]
+    pub(crate) fn count_lost(&self, tasks: u32) {
+        if let Some(word) = self.user_words.checked_sub(1) {
+            self.word(word).fetch_add(tasks.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether no message is in array 0, on its way in or half taken. Exact if nobody puts meanwhile.
+    #[must_use]
+    pub fn is_clear(&self) -> bool {
+        self.cells(0).map_or_else(
+            |_| self.lane(0).map_or(true, |lane| lane.is_empty()),
+            |cells| cells.is_clear(),
+        )
     }
 
     /// Takes side `index` of a lane (0: the producer, 1: the consumer), of which there is one.
@@ -390,7 +430,7 @@ impl fmt::Display for Object {
             Array::Cells { capacity } | Array::Lane { capacity } => {
                 write!(f, " (room for {capacity})")
             }
-            Array::None | Array::Slots { .. } => Ok(()),
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => Ok(()),
         }
     }
 }

@@ -127,7 +127,7 @@ impl Slots {
             Array::Cells { .. } => {
                 self.put_cell(&Cells(self.object().messages(MESSAGES)), loan, &payload)
             }
-            Array::None | Array::Slots { .. } => Err(damaged()),
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => Err(damaged()),
         }
     }
 
@@ -232,7 +232,7 @@ impl Slots {
             Array::Cells { .. } => {
                 self.take_cell(&Cells(self.object().messages(MESSAGES)), seat, seen_orphans)
             }
-            Array::None | Array::Slots { .. } => Err(damaged()),
+            Array::None | Array::Slots { .. } | Array::Permits { .. } => Err(damaged()),
         }
     }
 

@@ -41,6 +41,7 @@ impl Geometry {
     ///
     /// # Errors
     /// When the bytes are not what `encode` writes.
+    #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Result<(Geometry, usize)> {
         let mut rest = bytes;
         let dtype = Dtype::from_code(take_byte(&mut rest)?)?;

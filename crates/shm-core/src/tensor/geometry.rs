@@ -39,6 +39,7 @@ impl Geometry {
     ///
     /// # Errors
     /// When there are too many dimensions, the size overflows, or an element would lie before the storage.
+    #[inline]
     pub(crate) fn new(
         dtype: Dtype,
         dims: &[usize],
@@ -167,9 +168,10 @@ impl Geometry {
     ///
     /// Exact for every view this crate makes; for other strides it may say `true` where a closer look would find none
     /// shared. It never says `false` where one is, so a `false` allows `&mut`.
+    #[inline]
     pub(crate) fn may_overlap(&self) -> bool {
-        // The usual case, without sorting.
-        if self.numel() <= 1 || self.is_contiguous() {
+        // Packed elements, which most tensors are, lie one behind the other.
+        if self.numel() <= 1 || self.has_packed_strides() {
             return false;
         }
         let mut steps = [(0, 0); MAX_DIMS];
@@ -304,6 +306,7 @@ impl fmt::Debug for Geometry {
 }
 
 /// The strides of elements in row-major order without gaps, zeros beyond the last dimension; `None` when they overflow.
+#[inline]
 pub(crate) fn contiguous_strides(dims: &[usize]) -> Option<[isize; MAX_DIMS]> {
     let mut strides = [0; MAX_DIMS];
     let mut step = 1_isize;

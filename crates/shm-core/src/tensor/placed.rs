@@ -73,6 +73,7 @@ impl Placed {
     ///
     /// # Safety
     /// No exclusive `Placed` of this storage exists in any process.
+    #[inline]
     pub(crate) unsafe fn shared(storage: Storage, geometry: Geometry) -> Result<Placed> {
         check_mode(&storage, Mode::Shared)?;
         let placed = Placed {
@@ -85,6 +86,7 @@ impl Placed {
     }
 
     /// Whether another geometry over the same storage keeps the invariants.
+    #[inline]
     fn check(&self, geometry: &Geometry) -> Result<()> {
         check_place(&self.storage, geometry)?;
         if self.exclusive && geometry.may_overlap() {
@@ -387,6 +389,7 @@ pub(super) fn check_dtype(expected: Dtype, found: Dtype) -> Result<()> {
 }
 
 /// Whether the elements lie in the storage, and are aligned.
+#[inline]
 pub(super) fn check_place(storage: &Storage, geometry: &Geometry) -> Result<()> {
     // A null pointer has no lowest bit and gets an alignment of 0, which is refused.
     let align = 1_usize
@@ -395,6 +398,7 @@ pub(super) fn check_place(storage: &Storage, geometry: &Geometry) -> Result<()> 
     geometry.check(storage.len(), align)
 }
 
+#[inline]
 pub(super) fn check_mode(storage: &Storage, wanted: Mode) -> Result<()> {
     let found = storage.mode();
     if found == wanted {

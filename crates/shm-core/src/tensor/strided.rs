@@ -37,6 +37,7 @@ pub struct Strided<T> {
 impl<T: Element> Strided<T> {
     /// # Errors
     /// When the elements are not of type `T`.
+    #[inline]
     pub(crate) fn new(placed: Placed) -> Result<Self> {
         placed.expect::<T>()?;
         Ok(Strided {

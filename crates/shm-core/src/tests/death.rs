@@ -228,8 +228,18 @@ fn a_child_killed_at_any_step_is_buried_and_loses_at_most_what_it_had_in_hand() 
     if rerun(NAME).is_none() {
         return live();
     }
-    // What names an arena and the things in it is gone through by tests of its own.
-    let elsewhere = ["attach.", "named.", "names."];
+    // What names an arena and the things in it is gone through by tests of its own, and so are the primitives of the crates
+    // above.
+    let elsewhere = [
+        "attach.",
+        "named.",
+        "names.",
+        "barrier.",
+        "mutex.",
+        "rwlock.",
+        "semaphore.",
+        "task.",
+    ];
     let here = |label: &&&str| !elsewhere.iter().any(|prefix| label.starts_with(prefix));
     for label in LABELS.iter().filter(here) {
         for nth in [1, 4] {

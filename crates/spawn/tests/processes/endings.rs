@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use libtest_mimic::Trial;
 use serde::{Deserialize, Serialize};
-use spawn::{Error, ErrorKind, Exit, spawn};
+use spawn::{Error, ErrorKind, Exit};
 
-use crate::support::{Gate, open_gate, wait_at_gate};
+use crate::support::{Gate, open_gate, spawn, wait_at_gate};
 use crate::trials;
 
 pub(crate) fn tests() -> Vec<Trial> {

@@ -3,7 +3,7 @@
 use libtest_mimic::Trial;
 use spawn::{ErrorKind, Group};
 
-use crate::support::{exists, sleeps};
+use crate::support::{self, exists, sleeps};
 use crate::trials;
 
 pub(crate) fn tests() -> Vec<Trial> {
@@ -27,7 +27,7 @@ fn spell(rank: usize, x: u8) -> Result<String, String> {
 }
 
 fn ranks_and_results_follow_the_order_of_adding() {
-    let mut group = Group::new();
+    let mut group = Group::new().start_method(support::method());
     assert_eq!(group.add("first", length, "four".to_owned()).unwrap(), 0);
     assert_eq!(group.add_replicas("middle", double, 21, 3).unwrap(), 1..4);
     let spelt = |text: String| text.parse::<usize>().unwrap_or(0);
@@ -46,7 +46,7 @@ fn a_failure_in_one_function_stops_the_others() {
     fn fails(_rank: usize, why: String) -> Result<(), String> {
         Err(why)
     }
-    let mut group = Group::new();
+    let mut group = Group::new().start_method(support::method());
     group.add_replicas("sleeper", sleeps, (), 2).unwrap();
     group.add("failer", fails, "enough".to_owned()).unwrap();
     let mut context = group.start().unwrap();

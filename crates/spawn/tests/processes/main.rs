@@ -8,9 +8,13 @@ use std::process::ExitCode;
 use libtest_mimic::{Arguments, Trial};
 
 mod arena;
+mod contexts;
 mod endings;
 mod entry;
+mod forkserver;
 mod group;
+mod hosts;
+mod options;
 mod scenes;
 mod stopping;
 mod support;
@@ -27,9 +31,13 @@ fn main() -> ExitCode {
     }
     let tests: Vec<Trial> = [
         arena::tests(),
+        contexts::tests(),
         endings::tests(),
         entry::tests(),
+        forkserver::tests(),
         group::tests(),
+        hosts::tests(),
+        options::tests(),
         stopping::tests(),
         scenes::tests(),
     ]

@@ -4,12 +4,16 @@ use std::io::{BufRead, BufReader};
 use std::process::ExitCode;
 
 use libtest_mimic::Trial;
-use spawn::{ErrorKind, Exit, spawn};
+use spawn::{ErrorKind, Exit};
 
 use crate::arena;
+use crate::contexts;
 use crate::entry;
+use crate::forkserver;
+use crate::hosts;
+use crate::options;
 use crate::support::{
-    self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, wait_for_end,
+    self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, spawn, wait_for_end,
 };
 use crate::trials;
 
@@ -38,6 +42,15 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "many" => many_scene(),
         "limit" => limit_scene(),
         "deleted" => deleted_scene(),
+        other if forkserver::play(other) => {}
+        "detached" => contexts::detached_scene(),
+        "masked" => hosts::masked_scene(),
+        "signals" => hosts::signals_scene(),
+        "stubborn" => hosts::stubborn_scene(),
+        "released" => hosts::released_scene(),
+        "runtime" => hosts::runtime_scene(),
+        "closing" => hosts::closing_scene(),
+        "relay" => options::relay_scene(),
         _ => {
             eprintln!("there is no scene {name:?}");
             return ExitCode::FAILURE;
@@ -170,7 +183,8 @@ fn many_scene() {
             _ => sleep_for_ever(),
         }
     }
-    support::guarded("many", || {
+    let by_hand = std::env::var("SPAWN_TEST_ROUNDS");
+    let body = || {
         let one_of_each = |from: usize| {
             for round in from..from + 4 {
                 let mut context = spawn(ends, round, 2).unwrap();
@@ -184,25 +198,33 @@ fn many_scene() {
         // The supervisor itself, and what the standard library keeps.
         one_of_each(0);
         let before = descriptors();
-        for round in (0..100).step_by(4) {
+        // Two processes each. More by hand: SPAWN_TEST_ROUNDS=5000 target/debug/deps/processes-… scene many
+        let rounds = by_hand.as_ref().map_or(100, |text| text.parse().unwrap());
+        for round in (0..rounds).step_by(4) {
             one_of_each(round);
         }
         assert_eq!(descriptors(), before);
         assert_eq!(zombies_and_children(), 0);
-    });
+    };
+    match by_hand {
+        Ok(_) => body(),
+        Err(_) => support::guarded("many", body),
+    }
 }
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// How many processes, dead or alive, have this one as their parent.
+/// How many processes, dead or alive, have this one as their parent, beside its fork server.
 fn zombies_and_children() -> usize {
     let me = std::process::id().to_string();
+    let server = ::spawn::forkserver::pid().map(|pid| pid.to_string());
     std::fs::read_dir("/proc")
         .unwrap()
         .flatten()
         .filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok())
+        .filter(|stat| stat.split_whitespace().next() != server.as_deref())
         // "pid (name) state parent …", and the name may contain anything.
         .filter(|stat| {
             stat.rsplit(')')

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use rustix::process::{Signal, pidfd_send_signal};
-use spawn::{ErrorKind, Exit, spawn};
+use spawn::{ErrorKind, Exit};
 
 use crate::support::{
-    Gate, exists, ignore_signal, open_gate, pidfd, sleep_for_ever, sleeps, wait_at_gate,
-    wait_for_end,
+    self, Gate, builder, exists, ignore_signal, open_gate, pidfd, sleep_for_ever, sleeps, spawn,
+    wait_at_gate, wait_for_end,
 };
 use crate::trials;
 
@@ -83,7 +83,7 @@ fn one_that_ignores_sigterm_is_killed_after_the_grace() {
         sleep_for_ever();
     }
     let gate = Gate::new("stubborn");
-    let mut context = spawn::builder()
+    let mut context = builder()
         .grace(Duration::from_millis(100))
         .spawn(stubborn, gate.path(), 2)
         .unwrap();
@@ -125,7 +125,7 @@ fn killing_needs_no_grace() {
     }
     let gate = Gate::new("kill");
     // Were there a grace, the watchdog would end this test.
-    let mut context = spawn::builder()
+    let mut context = builder()
         .grace(Duration::from_secs(3600))
         .spawn(stubborn, gate.path(), 1)
         .unwrap();
@@ -190,7 +190,7 @@ fn dropping_the_context_stops_its_processes() {
 }
 
 fn a_stopped_process_is_alive_until_it_is_killed() {
-    let mut context = spawn::builder()
+    let mut context = builder()
         .grace(Duration::from_millis(100))
         .spawn(first_fails, (), 2)
         .unwrap();
@@ -206,16 +206,19 @@ fn a_stopped_process_is_alive_until_it_is_killed() {
 fn spawning_from_a_thread_that_ends_kills_nobody() {
     let gate = Gate::new("thread");
     let path = gate.path();
+    let method = support::method();
     let mut context = std::thread::spawn(move || {
-        spawn(
-            |_, gate: PathBuf| {
-                wait_at_gate(&gate);
-                Ok::<_, String>("alive".to_owned())
-            },
-            path,
-            2,
-        )
-        .unwrap()
+        spawn::builder()
+            .start_method(method)
+            .spawn(
+                |_, gate: PathBuf| {
+                    wait_at_gate(&gate);
+                    Ok::<_, String>("alive".to_owned())
+                },
+                path,
+                2,
+            )
+            .unwrap()
     })
     .join()
     .unwrap();

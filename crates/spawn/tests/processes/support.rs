@@ -1,5 +1,6 @@
 //! A watchdog for each test, and ways to look at processes from outside.
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,14 +11,54 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use spawn::{Outcome, SpawnContext, StartMethod};
 
 /// A hang ends the whole run after this long.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// A test under a watchdog.
-pub(crate) fn test(name: &'static str, body: fn()) -> Trial {
-    Trial::test(name, move || {
-        guarded(name, body);
+thread_local! {
+    /// The start method that the test on this thread is about.
+    static METHOD: Cell<Option<StartMethod>> = const { Cell::new(None) };
+}
+
+/// Tells a scene which start method it is about.
+const METHOD_OF_SCENE: &str = "SPAWN_TEST_METHOD";
+
+/// The start method that is tested here: that of the test on this thread, or of the scene.
+pub(crate) fn method() -> StartMethod {
+    METHOD.get().unwrap_or_else(|| {
+        let name = std::env::var(METHOD_OF_SCENE).unwrap_or_default();
+        name.parse().unwrap_or_default()
+    })
+}
+
+/// [`spawn::spawn`] by the start method that is tested.
+pub(crate) fn spawn<F, A, R>(f: F, args: A, n: usize) -> spawn::Result<SpawnContext<R::Value>>
+where
+    F: Fn(usize, A) -> R + Copy + Send + 'static,
+    A: Serialize + DeserializeOwned,
+    R: Outcome,
+{
+    builder().spawn(f, args, n)
+}
+
+/// [`spawn::builder`] with the start method that is tested.
+pub(crate) fn builder() -> spawn::Builder {
+    spawn::builder().start_method(method())
+}
+
+/// A test of one start method, under a watchdog.
+pub(crate) fn test(name: &'static str, method: StartMethod, body: fn()) -> Trial {
+    let name = match method {
+        StartMethod::Spawn => name.to_owned(),
+        other => format!("{name}_by_{other}"),
+    };
+    Trial::test(name.clone(), move || {
+        METHOD.set(Some(method));
+        guarded(&name, body);
+        METHOD.set(None);
         Ok(())
     })
 }
@@ -37,19 +78,37 @@ pub(crate) fn guarded(name: &str, body: impl FnOnce()) {
     let _ = watchdog.join();
 }
 
-/// A `Vec` of tests from functions: a test is named like its function.
+/// A `Vec` of tests from functions, each for every start method: a test is named like its function.
 #[macro_export]
 macro_rules! trials {
+    ($($name:ident),* $(,)?) => {{
+        let mut trials = Vec::new();
+        for method in spawn::StartMethod::ALL {
+            $(trials.push($crate::support::test(stringify!($name), method, $name));)*
+        }
+        trials
+    }};
+}
+
+/// The same for what has nothing to do with the start method, or with one only.
+#[macro_export]
+macro_rules! trials_once {
     ($($name:ident),* $(,)?) => {
-        vec![$($crate::support::test(stringify!($name), $name)),*]
+        vec![$($crate::support::test(stringify!($name), spawn::StartMethod::Spawn, $name)),*]
     };
 }
 
-/// This executable, to play a scene.
+/// This executable, to play a scene about the start method that is tested.
 pub(crate) fn scene(name: &str) -> Command {
+    scene_by(name, method())
+}
+
+/// This executable, to play a scene about a start method.
+pub(crate) fn scene_by(name: &str, method: StartMethod) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a path of this executable"));
     command
         .args(["scene", name])
+        .env(METHOD_OF_SCENE, method.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -83,6 +142,11 @@ impl Drop for Reaped {
 pub(crate) fn pidfd(pid: u32) -> OwnedFd {
     let pid = Pid::from_raw(pid as i32).expect("a pid");
     pidfd_open(pid, PidfdFlags::empty()).expect("a living process")
+}
+
+/// The same, if it is there.
+pub(crate) fn try_pidfd(pid: u32) -> Option<OwnedFd> {
+    pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()
 }
 
 /// Waits until a process has ended. The watchdog bounds it.
@@ -142,9 +206,85 @@ pub(crate) fn sleeps(_rank: usize, _: ()) {
     sleep_for_ever();
 }
 
+/// Changes the environment of a scene that has not started a thread that reads it.
+pub(crate) fn set_environment(name: &str, value: Option<&str>) {
+    match value {
+        // SAFETY: the other threads of a scene are its watchdog and the supervisor, which wait and read no variable.
+        Some(value) => unsafe { std::env::set_var(name, value) },
+        // SAFETY: as above.
+        None => unsafe { std::env::remove_var(name) },
+    }
+}
+
 /// Makes this process ignore a signal.
 pub(crate) fn ignore_signal(signal: i32) {
     // SAFETY: SIG_IGN runs no code of ours, so no handler can do what a handler must not.
     let before = unsafe { libc::signal(signal, libc::SIG_IGN) };
     assert_ne!(before, libc::SIG_ERR);
+}
+
+/// Makes `clone3` unknown to this process and to all that it makes.
+pub(crate) fn refuse_clone3() {
+    let step = |code: u32, k: u32, jf: u8| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    // Loads the call's number; goes on to the next line if it is that, else skips it.
+    let mut program = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            libc::SYS_clone3 as u32,
+            1,
+        ),
+        step(
+            libc::BPF_RET | libc::BPF_K,
+            libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
+            0,
+        ),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let filter = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: a flag of this process; no memory is involved.
+    let no_new = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    assert_eq!(no_new, 0);
+    // SAFETY: the filter points to a program of the length that it says, and both live until the kernel has copied them.
+    let set = unsafe {
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const filter,
+        )
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Blocks the signals that end a program, in this thread and those that it starts.
+pub(crate) fn block_signals() {
+    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the pointer is valid for writing, and the call initializes what it points to.
+    unsafe { libc::sigfillset(set.as_mut_ptr()) };
+    // SAFETY: the set was initialized above; no old mask is asked for.
+    let failed = unsafe { libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) };
+    assert_eq!(failed, 0);
+}
+
+/// Closes all descriptors of this process from that one on, whoever they belong to, as some programs do.
+pub(crate) fn close_descriptors(first: u32) {
+    // SAFETY: nothing is read or written through a descriptor in this process afterwards but by code that is told of
+    // errors; that such code stands this is what the tests look at.
+    let failed = unsafe { libc::close_range(first, u32::MAX, 0) };
+    assert_eq!(failed, 0);
+}
+
+/// Prints a line to stderr by the C library's own means, which add what errno says.
+pub(crate) fn print_as_c_would(line: &str) {
+    let line = std::ffi::CString::new(line).expect("no zero byte");
+    // SAFETY: the text ends with a zero byte and is valid during the call.
+    unsafe { libc::perror(line.as_ptr()) };
 }

@@ -1,0 +1,288 @@
+//! The way to the supervisor's thread: orders in a list, and a bell that wakes it.
+//!
+//! Whoever starts, stops or lets go of processes leaves an order here. Something in the program may close the bell, or
+//! all descriptors: then the bell is replaced, or the order is given up and its sender told, and nobody waits for ever.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
+use rustix::process::getpid;
+use rustix::thread::gettid;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::forkserver;
+use crate::launch::{Launched, Plan};
+use crate::link::{Deadlock, Shared};
+use crate::method::StartMethod;
+use crate::run::Options;
+use crate::start::{Enrolled, Start, launch_all};
+use crate::story::Story;
+use crate::supervisor::{BELL, Supervisor};
+use crate::trampoline::Target;
+
+/// What the supervisor can be told to do.
+pub(crate) enum Order {
+    /// Start the processes of one context here, and watch them.
+    Start(Start, SyncSender<Result<()>>),
+    /// Watch the processes of one context, which were started elsewhere.
+    Watch(Enrolled),
+    /// Start a fork server.
+    Serve(Option<Target>, SyncSender<Result<Launched>>),
+    Stop {
+        id: u32,
+        kill: bool,
+    },
+    GiveUp {
+        id: u32,
+        deadlock: Deadlock,
+    },
+    /// Stop all contexts.
+    StopAll {
+        kill: bool,
+    },
+    Grace {
+        id: u32,
+        grace: Duration,
+    },
+    Detach {
+        id: u32,
+        reply: SyncSender<Result<()>>,
+    },
+}
+
+/// The way to the thread.
+pub(crate) struct Desk {
+    /// The process that the thread belongs to: a forked child has the memory, but not the thread.
+    pid: u32,
+    pub(crate) orders: Mutex<Vec<Order>>,
+    pub(crate) bell: Mutex<OwnedFd>,
+    pub(crate) epoll: OwnedFd,
+    /// Cleared when the thread ends, which it does only when it panics.
+    pub(crate) open: AtomicBool,
+}
+
+static DESK: Mutex<Option<Arc<Desk>>> = Mutex::new(None);
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Starts the processes and has them watched from then on. Returns when all have been started, or none.
+pub(crate) fn start(
+    mut plans: Vec<Plan>,
+    shared: Vec<Shared>,
+    options: Options,
+) -> Result<Arc<Story>> {
+    // The bell and fork servers have tokens that no context can have, see `token`.
+    let story = Arc::new(Story::new(
+        NEXT.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1),
+    ));
+    for plan in &mut plans {
+        plan.context = story.id;
+    }
+    let start = Start {
+        plans,
+        shared,
+        options,
+        story: Arc::clone(&story),
+    };
+    let desk = desk()?;
+    // Before anything runs: a process must not find the failure of those that used the same queue before it.
+    start.shared.iter().for_each(Shared::adopt);
+    let mut launched = None;
+    if options.method == StartMethod::Forkserver
+        && !start.plans.iter().any(|plan| plan.setup.needs_exec())
+    {
+        launched = forkserver::launch_all(&start.plans, options.hello_deadline)?;
+    }
+    // A child dies with the thread that started it. The main thread, too, lives as long as the process, and what it
+    // starts itself starts sooner: nobody has to be woken for it.
+    if launched.is_none() && gettid() == getpid() {
+        launched = Some(launch_all(&start.plans)?);
+    }
+    match launched {
+        Some(launched) => desk.order(Order::Watch(start.enrol(launched))),
+        None => {
+            let (reply, answer) = sync_channel(1);
+            desk.order(Order::Start(start, reply));
+            answer.recv().unwrap_or_else(|_| Err(ended()))?;
+        }
+    }
+    Ok(story)
+}
+
+/// Starts a fork server, whose children have the supervisor's thread as the one that they die with.
+pub(crate) fn start_server(preload: Option<Target>) -> Result<Launched> {
+    let (reply, answer) = sync_channel(1);
+    desk()?.order(Order::Serve(preload, reply));
+    answer.recv().unwrap_or_else(|_| Err(ended()))
+}
+
+fn ended() -> Error {
+    Error::new(
+        ErrorKind::Launch,
+        "the thread that starts processes has ended unexpectedly, or cannot be reached (did something in this program \
+         close descriptors that are not its own?)",
+    )
+}
+
+/// Lets the processes of a context live on without this one.
+pub(crate) fn detach(story: &Story) -> Result<()> {
+    if !story.is_ours() {
+        return story.wait(None, |_| ()).unwrap_or(Ok(()));
+    }
+    let (reply, answer) = sync_channel(1);
+    desk()?.order(Order::Detach {
+        id: story.id,
+        reply,
+    });
+    // Without a run there is nobody left to detach, unless nobody takes orders at all.
+    answer
+        .recv()
+        .unwrap_or_else(|_| story.end().unwrap_or_else(|| Err(ended())))
+}
+
+/// Sets how long the processes of a context have from SIGTERM to SIGKILL.
+pub(crate) fn set_grace(story: &Story, grace: Duration) {
+    if story.is_ours()
+        && let Ok(desk) = desk()
+    {
+        let id = story.id;
+        desk.order(Order::Grace { id, grace });
+    }
+}
+
+/// Whoever waits asks now and then: an order that is not taken, because something in this program closed what was to
+/// tell of it, is told again or given up.
+pub(crate) fn nudge() {
+    let desk = DESK.lock().clone();
+    if let Some(desk) = desk.filter(|desk| !desk.orders.lock().is_empty()) {
+        desk.urge();
+    }
+}
+
+/// Stops the processes of all contexts.
+pub(crate) fn stop_all(kill: bool) {
+    // A program that has started nothing needs no thread to stop it.
+    let desk = DESK.lock().clone();
+    if let Some(desk) = desk.filter(|desk| desk.pid == std::process::id()) {
+        desk.order(Order::StopAll { kill });
+    }
+}
+
+impl Order {
+    /// Nobody will do it. Who waits for an answer hears of that by its end.
+    fn abandon(self) {
+        if let Order::Watch(enrolled) = self {
+            enrolled.story.finish(Err(ended()));
+        }
+    }
+}
+
+/// Stops the processes of a context; nothing happens if they have ended.
+pub(crate) fn stop(story: &Story, kill: bool) {
+    if story.is_ours()
+        && let Ok(desk) = desk()
+    {
+        desk.order(Order::Stop { id: story.id, kill });
+    }
+}
+
+/// Stops the processes of a context because the wait for them could not end.
+pub(crate) fn give_up(story: &Story, deadlock: Deadlock) {
+    if let Ok(desk) = desk() {
+        let id = story.id;
+        desk.order(Order::GiveUp { id, deadlock });
+    }
+}
+
+fn desk() -> Result<Arc<Desk>> {
+    let mut current = DESK.lock();
+    let pid = std::process::id();
+    if let Some(desk) = current
+        .as_ref()
+        .filter(|desk| desk.pid == pid && desk.open.load(Ordering::Acquire))
+    {
+        return Ok(Arc::clone(desk));
+    }
+    let failed = |what: &str, source: std::io::Error| {
+        Error::caused(
+            ErrorKind::Launch,
+            format!("the thread that starts processes needs {what}"),
+            source,
+        )
+    };
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|errno| failed("an event descriptor", errno.into()))?;
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+        .map_err(|errno| failed("an epoll", errno.into()))?;
+    epoll::add(
+        &epoll,
+        &bell,
+        epoll::EventData::new_u64(BELL),
+        epoll::EventFlags::IN,
+    )
+    .map_err(|errno| failed("an epoll", errno.into()))?;
+    let desk = Arc::new(Desk {
+        pid,
+        orders: Mutex::default(),
+        bell: Mutex::new(bell),
+        epoll,
+        open: AtomicBool::new(true),
+    });
+    let supervisor = Supervisor::new(Arc::clone(&desk));
+    thread::Builder::new()
+        .name("supervisor".to_owned())
+        .spawn(move || supervisor.serve())
+        .map_err(|error| failed("a thread", error))?;
+    *current = Some(Arc::clone(&desk));
+    Ok(desk)
+}
+
+impl Desk {
+    fn order(&self, order: Order) {
+        self.orders.lock().push(order);
+        self.urge();
+    }
+
+    /// Has the orders taken, or given up.
+    fn urge(&self) {
+        if let Err(errno) = self.ring() {
+            tracing::error!(%errno, "the thread that supervises processes cannot be rung any more");
+            self.open.store(false, Ordering::Release);
+        }
+        // The thread may have ended just before: then nobody will take the order, and dropping it tells its sender.
+        if !self.open.load(Ordering::Acquire) {
+            self.abandon();
+        }
+    }
+
+    fn ring(&self) -> Result<(), Errno> {
+        let mut bell = self.bell.lock();
+        match rustix::io::write(&*bell, &1_u64.to_ne_bytes()) {
+            // Full means that it has been rung often and will be heard.
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            // Something in this program closed it, so what has its number is not ours to close.
+            Err(_) => {
+                let another = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+                epoll::add(
+                    &self.epoll,
+                    &another,
+                    epoll::EventData::new_u64(BELL),
+                    epoll::EventFlags::IN,
+                )?;
+                std::mem::forget(std::mem::replace(&mut *bell, another));
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn abandon(&self) {
+        let orders = std::mem::take(&mut *self.orders.lock());
+        orders.into_iter().for_each(Order::abandon);
+    }
+}

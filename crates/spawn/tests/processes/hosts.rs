@@ -1,0 +1,233 @@
+//! Programs that are hard on their workers: signals blocked or ignored, descriptors closed, runtimes, Ctrl-C.
+
+use std::io::{BufRead, BufReader};
+use std::process::ExitStatus;
+
+use libtest_mimic::Trial;
+use rustix::process::{Signal, pidfd_send_signal};
+use spawn::{ErrorKind, Signals};
+
+use crate::support::{
+    self, Reaped, block_signals, close_descriptors, exists, ignore_signal, method, pidfd, scene,
+    sleep_for_ever, sleeps, spawn, wait_for_end,
+};
+use crate::{trials, trials_once};
+
+pub(crate) fn tests() -> Vec<Trial> {
+    let mut tests = trials![
+        a_host_that_blocks_and_ignores_signals_has_workers_that_do_not,
+        a_signal_that_ends_the_program_ends_its_workers,
+        signals_that_are_handed_on_stop_the_workers_and_the_program_goes_on,
+        a_second_signal_kills_what_the_first_did_not_stop,
+        the_guard_gives_signals_back,
+        a_worker_may_start_a_runtime_also_under_one,
+    ];
+    tests.extend(trials_once![
+        a_host_that_closes_all_descriptors_hangs_nowhere_and_has_no_orphan,
+    ]);
+    tests
+}
+
+fn a_host_that_blocks_and_ignores_signals_has_workers_that_do_not() {
+    support::play("masked");
+}
+
+pub(crate) fn masked_scene() {
+    fn masks(_rank: usize, _: ()) -> Result<Vec<u64>, std::io::Error> {
+        let status = std::fs::read_to_string("/proc/thread-self/status")?;
+        Ok(["SigBlk:", "SigIgn:"]
+            .map(|field| {
+                let line = status.lines().find_map(|line| line.strip_prefix(field));
+                u64::from_str_radix(line.unwrap_or("").trim(), 16).unwrap_or(u64::MAX)
+            })
+            .to_vec())
+    }
+    support::guarded("masked", || {
+        ignore_signal(libc::SIGINT);
+        ignore_signal(libc::SIGTERM);
+        block_signals();
+        let results = spawn(masks, (), 1).unwrap().into_results().unwrap();
+        let bit = |signal: i32| 1_u64 << (signal - 1);
+        assert_eq!(results[0][0], 0, "blocked: {:x}", results[0][0]);
+        let ending = bit(libc::SIGINT) | bit(libc::SIGTERM) | bit(libc::SIGCHLD);
+        assert_eq!(results[0][1] & ending, 0, "ignored: {:x}", results[0][1]);
+        // So SIGTERM is enough: with an hour of grace nothing else would end it.
+        let context = support::builder()
+            .grace(std::time::Duration::from_secs(3600))
+            .spawn(sleeps, (), 2)
+            .unwrap();
+        drop(context);
+    });
+}
+
+/// A program that prints the pids of its workers and waits for them; its stderr is what comes after.
+fn program(
+    name: &str,
+) -> (
+    Reaped,
+    Vec<std::os::fd::OwnedFd>,
+    BufReader<std::process::ChildStdout>,
+) {
+    let mut program = Reaped(scene(name).spawn().unwrap());
+    let mut output = BufReader::new(program.0.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    let workers: Vec<_> = line
+        .split_whitespace()
+        .map(|pid| pidfd(pid.parse().unwrap()))
+        .collect();
+    assert!(!workers.is_empty());
+    (program, workers, output)
+}
+
+fn signal(program: &Reaped, signal: Signal) {
+    pidfd_send_signal(pidfd(program.0.id()), signal).unwrap();
+}
+
+fn end_of(mut program: Reaped) -> (ExitStatus, String) {
+    let text = std::io::read_to_string(program.0.stderr.take().unwrap()).unwrap();
+    (program.0.wait().unwrap(), text)
+}
+
+fn a_signal_that_ends_the_program_ends_its_workers() {
+    use std::os::unix::process::ExitStatusExt;
+
+    for number in [Signal::INT, Signal::TERM] {
+        let (program, workers, _output) = program("parent");
+        signal(&program, number);
+        workers.iter().for_each(wait_for_end);
+        let (status, text) = end_of(program);
+        assert_eq!(status.signal(), Some(number.as_raw()));
+        // No storm of reports from processes that were ended together.
+        assert_eq!(text, "");
+    }
+}
+
+fn signals_that_are_handed_on_stop_the_workers_and_the_program_goes_on() {
+    for (number, name) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM")] {
+        let (program, workers, mut output) = program("signals");
+        signal(&program, number);
+        workers.iter().for_each(wait_for_end);
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line.trim_end(), format!("stopped by {name}"));
+        let (status, text) = end_of(program);
+        assert!(status.success(), "{text}");
+        assert_eq!(text, "");
+    }
+}
+
+pub(crate) fn signals_scene() {
+    let signals = Signals::forward().unwrap();
+    let mut context = spawn(sleeps, (), 3).unwrap();
+    print_pids(&context.pids());
+    let error = context.join().unwrap_err();
+    assert!(matches!(
+        error.kind(),
+        ErrorKind::Interrupted { worker: None }
+    ));
+    assert!(context.pids().into_iter().all(|pid| !exists(pid)));
+    println!("stopped by {}", signals.received().unwrap());
+}
+
+fn a_second_signal_kills_what_the_first_did_not_stop() {
+    let (program, workers, mut output) = program("stubborn");
+    signal(&program, Signal::INT);
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line.trim_end(), "SIGINT was seen");
+    signal(&program, Signal::TERM);
+    workers.iter().for_each(wait_for_end);
+    let (status, text) = end_of(program);
+    assert!(status.success(), "{text}");
+}
+
+pub(crate) fn stubborn_scene() {
+    fn stubborn(_rank: usize, gate: std::path::PathBuf) {
+        ignore_signal(libc::SIGTERM);
+        support::open_gate(&gate);
+        sleep_for_ever();
+    }
+    let gate = support::Gate::new("second-signal");
+    let signals = Signals::forward().unwrap();
+    let mut context = support::builder()
+        .grace(std::time::Duration::from_secs(3600))
+        .spawn(stubborn, gate.path(), 1)
+        .unwrap();
+    support::wait_at_gate(&gate.path());
+    print_pids(&context.pids());
+    while signals.received().is_none() {
+        std::thread::yield_now();
+    }
+    println!("SIGINT was seen");
+    context.join().unwrap_err();
+}
+
+fn the_guard_gives_signals_back() {
+    use std::os::unix::process::ExitStatusExt;
+
+    let (program, workers, _output) = program("released");
+    signal(&program, Signal::TERM);
+    workers.iter().for_each(wait_for_end);
+    assert_eq!(end_of(program).0.signal(), Some(libc::SIGTERM));
+}
+
+pub(crate) fn released_scene() {
+    drop(Signals::forward().unwrap());
+    let context = spawn(sleeps, (), 1).unwrap();
+    print_pids(&context.pids());
+    sleep_for_ever();
+}
+
+fn print_pids(pids: &[u32]) {
+    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+    println!("{}", pids.join(" "));
+}
+
+fn a_worker_may_start_a_runtime_also_under_one() {
+    support::play("runtime");
+}
+
+pub(crate) fn runtime_scene() {
+    fn starts_a_runtime(rank: usize, x: usize) -> Result<usize, std::io::Error> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?;
+        Ok(runtime
+            .block_on(async move { tokio::spawn(async move { x + rank }).await.unwrap_or(0) }))
+    }
+    #[tokio::main]
+    async fn program() {
+        let mut context = spawn(starts_a_runtime, 40, 2).unwrap();
+        assert_eq!(context.join_async().await.unwrap(), [40, 41]);
+        // Workers of a worker, and that from a task on another thread.
+        let task = tokio::task::spawn_blocking(|| {
+            let method = method();
+            spawn::builder()
+                .start_method(method)
+                .spawn(starts_a_runtime, 1, 1)
+                .unwrap()
+                .into_results()
+                .unwrap()
+        });
+        assert_eq!(task.await.unwrap(), [1]);
+    }
+    support::guarded("runtime", program);
+}
+
+fn a_host_that_closes_all_descriptors_hangs_nowhere_and_has_no_orphan() {
+    let (program, workers, _output) = program("closing");
+    workers.iter().for_each(wait_for_end);
+    // The standard library ends a program that closes what others own; what counts is that there is an end.
+    let (_, text) = end_of(program);
+    assert!(!text.contains("closing hangs"), "{text}");
+}
+
+pub(crate) fn closing_scene() {
+    support::guarded("closing", || {
+        let mut context = spawn(sleeps, (), 2).unwrap();
+        print_pids(&context.pids());
+        close_descriptors(3);
+        assert!(context.join().is_err());
+    });
+}
