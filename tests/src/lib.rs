@@ -52,3 +52,9 @@ pub struct Starting;
 #[doc = include_str!("../../docs/src/memory.md")]
 #[derive(Debug)]
 pub struct Memory;
+
+/// Pools.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/pool.md")]
+#[derive(Debug)]
+pub struct Pools;
