@@ -15,6 +15,7 @@ use spawn::Function;
 
 use super::job::Job;
 use crate::channel::{CONSUMERS, NOT_EMPTY, PRODUCERS};
+use crate::counters;
 use crate::error::{Error, Result};
 use crate::wait::WaitPolicy;
 
@@ -113,10 +114,10 @@ pub(super) fn connect(arena: &Arena, bell: &Object, orders: Orders) -> Result<(L
         };
         Object::create(arena, ObjectKind::Queue, [array, Array::None], words)
     };
-    let (requests, replies) = (lane(DEPTH as u64)?, lane(0)?);
+    let (requests, replies) = (lane(WORDS)?, lane(0)?);
     for position in 0..DEPTH as u64 {
         requests
-            .word(position)
+            .word(place(position))
             .store(turn(position, OPEN), Ordering::Relaxed);
     }
     let link = Link {
@@ -174,7 +175,7 @@ impl Link {
     }
 
     fn take_turn(&self, position: u64, state: u64) -> Revoked {
-        let word = self.requests.object().word(position % DEPTH as u64);
+        let word = self.requests.object().word(place(position));
         // Acquire and release on both sides: whoever comes second sees what the first one did before.
         match word.compare_exchange(
             turn(position, OPEN),
@@ -204,6 +205,14 @@ impl Link {
         }
         Ok(Some(messages))
     }
+}
+
+/// Words of the lane of requests: those in which any queue counts, and then the turns.
+const WORDS: u64 = counters::WORDS + DEPTH as u64;
+
+/// The word with the turn of the request at `position`.
+const fn place(position: u64) -> u64 {
+    counters::WORDS + position % DEPTH as u64
 }
 
 const OPEN: u64 = 0;
@@ -242,7 +251,7 @@ impl Ends {
     pub(super) fn check(&self) -> Result<()> {
         let fits = self.requests.is_of(self.requests.object(), CONSUMERS)
             && self.replies.is_of(self.replies.object(), PRODUCERS)
-            && self.requests.object().word_count() == DEPTH as u64;
+            && self.requests.object().word_count() == WORDS;
         self.bell.expect(ObjectKind::Event)?;
         if fits {
             return Ok(());
@@ -276,7 +285,7 @@ impl Ends {
     }
 
     fn word(&self, position: u64) -> &std::sync::atomic::AtomicU64 {
-        self.requests.object().word(position % DEPTH as u64)
+        self.requests.object().word(place(position))
     }
 
     /// Tells the pool that a reply is there. After its publication, which is sequentially consistent.
@@ -324,6 +333,19 @@ mod tests {
         }
         assert_eq!(link.halt(3 * DEPTH as u64), Revoked::InTime);
         assert_eq!(ends.begin(3 * DEPTH as u64), Turn::Halted);
+    }
+
+    #[test]
+    fn what_a_lane_counts_of_its_waits_changes_no_turn() {
+        let (link, ends) = linked();
+        let object = link.requests.object();
+        for counter in [counters::SPINS, counters::PARKS, counters::WAKES] {
+            counters::note(object, counter);
+        }
+        assert_eq!(counters::stats(object).parks, 1);
+        for position in 0..DEPTH as u64 {
+            assert_eq!(ends.begin(position), Turn::Mine, "at {position}");
+        }
     }
 
     #[test]
