@@ -31,22 +31,48 @@ fn is_clean(told: &Value) {
         "counts_too_low",
         "leaks_after_audit",
         "files_left",
+        "orphans",
+        "zombies",
     ] {
         assert_eq!(number(key), 0, "{key}: {told}");
     }
     assert_eq!(number("seed"), 5);
-    for key in ["rounds", "kills", "killed_at_random", "messages"] {
+    for key in ["rounds", "kills", "messages"] {
         assert!(number(key) > 0, "{key}: {told}");
     }
+}
+
+/// The crew itself was killed, from outside and at labels.
+#[track_caller]
+fn killed_the_crew(told: &Value) {
+    assert!(told["killed_at_random"].as_u64().unwrap() > 0, "{told}");
     assert!(!told["killed_at_labels"].as_object().unwrap().is_empty());
 }
 
 #[test]
 fn kills_among_tensors_of_all_kinds_break_nothing() {
-    is_clean(&chaos("memory"));
+    let told = chaos("memory");
+    is_clean(&told);
+    killed_the_crew(&told);
 }
 
 #[test]
 fn kills_at_queues_and_lanes_lose_and_double_nothing() {
-    is_clean(&chaos("queue"));
+    let told = chaos("queue");
+    is_clean(&told);
+    killed_the_crew(&told);
+}
+
+#[test]
+fn kills_among_parents_and_children_leave_nobody_behind() {
+    let told = chaos("spawn");
+    is_clean(&told);
+    assert!(told["children_killed"].as_u64().unwrap() > 0, "{told}");
+}
+
+#[test]
+fn kills_of_workers_cost_no_task_more_than_its_value() {
+    let told = chaos("pool");
+    is_clean(&told);
+    assert!(told["children_killed"].as_u64().unwrap() > 0, "{told}");
 }

@@ -11,8 +11,12 @@ const STOP: usize = 0;
 const MESSAGES: usize = 1;
 /// Kills that processes of the crew dealt to their own children.
 const KILLS: usize = 2;
+/// Children that they stopped.
+const STOPPED: usize = 3;
+/// Children that killed themselves at a label.
+const AT_LABELS: usize = 4;
 /// From here on, one word a place in the crew: steps so far.
-const STEPS: usize = 3;
+const STEPS: usize = 5;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Control(AliasedTensor<u64>);
@@ -57,7 +61,7 @@ impl Control {
         Ok(())
     }
 
-    /// A child is killed.
+    /// A child is killed, by its parent or by itself.
     pub(crate) fn kill(&self) -> Result<()> {
         self.0.fetch_add(&[KILLS], 1)?;
         Ok(())
@@ -65,6 +69,26 @@ impl Control {
 
     pub(crate) fn kills(&self) -> u64 {
         self.0.load(&[KILLS]).unwrap_or(0)
+    }
+
+    /// A child has killed itself at a label.
+    pub(crate) fn kill_at_label(&self) -> Result<()> {
+        self.0.fetch_add(&[AT_LABELS], 1)?;
+        self.kill()
+    }
+
+    pub(crate) fn kills_at_labels(&self) -> u64 {
+        self.0.load(&[AT_LABELS]).unwrap_or(0)
+    }
+
+    /// A child is stopped.
+    pub(crate) fn child_stopped(&self) -> Result<()> {
+        self.0.fetch_add(&[STOPPED], 1)?;
+        Ok(())
+    }
+
+    pub(crate) fn children_stopped(&self) -> u64 {
+        self.0.load(&[STOPPED]).unwrap_or(0)
     }
 
     pub(crate) fn messages(&self) -> u64 {

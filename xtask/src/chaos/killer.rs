@@ -11,16 +11,36 @@ pub(crate) struct Armed {
     pub(crate) label: &'static str,
     nth: u64,
     stops: bool,
+    aim: Aim,
+}
+
+/// Which process a label is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Aim {
+    /// The one that is given it.
+    AtMember,
+    /// One that it starts, by name.
+    At(String),
 }
 
 impl Armed {
     pub(crate) fn text(&self) -> String {
         let what = if self.stops { "stop" } else { "kill" };
-        format!("{}:{}={what}", self.label, self.nth)
+        let at = match &self.aim {
+            Aim::AtMember => String::new(),
+            Aim::At(name) => format!("@{name}"),
+        };
+        format!("{}:{}{at}={what}", self.label, self.nth)
     }
 
+    /// Whether it kills the one that is given it.
     pub(crate) fn kills(&self) -> bool {
-        !self.stops
+        !self.stops && self.aim == Aim::AtMember
+    }
+
+    /// Whether it stops the one that is given it.
+    pub(crate) fn stops(&self) -> bool {
+        self.stops && self.aim == Aim::AtMember
     }
 }
 
@@ -42,6 +62,7 @@ pub(crate) struct Killer {
     labels: Vec<&'static str>,
     /// The labels not given yet in this turn through all of them.
     left: Vec<&'static str>,
+    aim: Aim,
     /// The mean time between two blows from outside.
     pause: Duration,
     next: Instant,
@@ -55,9 +76,11 @@ impl Killer {
         labels: Vec<&'static str>,
         blows: bool,
         pause: Duration,
+        aim: Aim,
     ) -> Killer {
         Killer {
             rng,
+            aim,
             pause,
             blows: blows || labels.is_empty(),
             labels,
@@ -82,10 +105,16 @@ impl Killer {
             true => 2,
             false => *self.rng.choice(&[1, 4, 30]).unwrap_or(&1),
         };
+        let nth = self.rng.u64(1..=most);
+        let stops = self.rng.u8(..10) == 0;
+        let is_member = self.aim == Aim::AtMember;
         Some(Armed {
             label,
-            nth: self.rng.u64(1..=most),
-            stops: self.rng.u8(..10) == 0,
+            // Each that comes in the place of such a process has the label, too, and shall do something before.
+            nth: if is_member { nth } else { 8 + nth },
+            // Nobody would let it go on.
+            stops: stops && is_member,
+            aim: self.aim.clone(),
         })
     }
 
@@ -101,9 +130,7 @@ impl Killer {
             match member.stopped {
                 Some((until, true)) if now >= until => member.kill(),
                 Some((until, false)) if now >= until => member.resume(),
-                None if member.armed.as_ref().is_some_and(|armed| !armed.kills())
-                    && member.has_stopped() =>
-                {
+                None if member.armed.as_ref().is_some_and(Armed::stops) && member.has_stopped() => {
                     let (until, then_kill) = self.stop();
                     member.stopped = Some((until, then_kill));
                 }

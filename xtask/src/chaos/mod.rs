@@ -1,12 +1,14 @@
 //! Kill real processes while they work, at random and at labelled steps, and see that nothing is wrong afterwards.
 //!
 //! Suites: `memory` (the default: processes allocate, fill, freeze, alias, view, send and drop tensors, through queues,
-//! letterboxes and names) and `queue` (producers and consumers on one queue, and lanes; who got what is written down). A
-//! suite runs in rounds of a few seconds. A round is one arena, with a name or without, and a crew of processes that work in
+//! letterboxes and names), `queue` (producers and consumers on one queue, and lanes; who got what is written down), `pool`
+//! (tasks in pools whose workers are killed; each has one answer) and `spawn` (parents and children, by both start methods;
+//! errors name what happened, and nobody outlives a parent). A suite runs in rounds of a few seconds. A round is one arena, with a name or without, and a crew of processes that work in
 //! it; who is killed is replaced at once. Then the killing stops, everyone left must get on, end, and leave an arena in
-//! which all contents are right, no count is too low, and none is too high once the audit has given back what kills leaked.
+//! which all contents are right, no count is too low, and none is too high once the audit has given back what kills leaked;
+//! and no process of the round may be left.
 //!
-//! Ends with 1 on any corruption, hang, or leak that stays, with the seed and what was found. The seed chooses what each
+//! Ends with 1 on any corruption, hang, orphan, or leak that stays, with the seed and what was found. The seed chooses what each
 //! process does and who is killed where; when exactly, the scheduler has a say in.
 
 mod account;
@@ -19,6 +21,7 @@ mod leaving;
 mod memory;
 mod orphans;
 mod pattern;
+mod pool;
 mod queue;
 mod receipts;
 mod report;

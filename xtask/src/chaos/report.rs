@@ -18,8 +18,10 @@ pub(crate) struct Tally {
     pub(crate) counts: &'static str,
     pub(crate) messages: u64,
     pub(crate) killed_at_random: u64,
-    /// By processes of the crew, which hit their own children.
-    pub(crate) killed_by_crew: u64,
+    /// Children of the crew, by their parents or by themselves.
+    pub(crate) children_killed: u64,
+    /// Those of them that killed themselves at a label.
+    pub(crate) children_at_labels: u64,
     pub(crate) killed_at_labels: BTreeMap<&'static str, u64>,
     pub(crate) labels_never_reached: Vec<&'static str>,
     pub(crate) stops: u64,
@@ -58,7 +60,7 @@ impl Tally {
     }
 
     pub(crate) fn kills(&self) -> u64 {
-        self.killed_at_random + self.killed_by_crew + self.at_labels()
+        self.killed_at_random + self.children_killed + self.at_labels()
     }
 
     fn at_labels(&self) -> u64 {
@@ -99,11 +101,12 @@ impl fmt::Display for Tally {
         )?;
         writeln!(
             f,
-            "  {} kills ({} at random, {} at labels, {} of children), {} stops; {} processes, {} {}",
+            "  {} kills ({} at random, {} at labels, {} of children, {} of these at labels), {} stops; {} processes, {} {}",
             self.kills(),
             self.killed_at_random,
             self.at_labels(),
-            self.killed_by_crew,
+            self.children_killed,
+            self.children_at_labels,
             self.stops,
             self.processes,
             self.messages,

@@ -8,7 +8,7 @@ use shm_core::audit::{Audit, Difference};
 
 use super::control::Control;
 use super::crew::{End, Ground, Member};
-use super::killer::{Killer, labels};
+use super::killer::{Aim, Armed, Killer, labels};
 use super::receipts::Receipts;
 use super::report::{Progress, Tally};
 use super::suite::{Name, Scene, Suite};
@@ -111,6 +111,7 @@ fn crew_works(
             at_labels.clone(),
             rng.u8(..6) > 0,
             suite.pause(),
+            suite.aim(),
         ),
         buries: rng.bool(),
         next_life: 1,
@@ -160,7 +161,9 @@ fn crew_works(
         tally.zombies += zombies;
         tally.problem(format!("{zombies} dead processes could not be waited for"));
     }
-    tally.killed_by_crew += control.kills();
+    tally.children_killed += control.kills();
+    tally.children_at_labels += control.kills_at_labels();
+    tally.stops += control.children_stopped();
     arena.bury_the_dead();
     let messages = control.messages();
     if tally.is_clean() {
@@ -179,6 +182,8 @@ fn crew_works(
     tally.labels_never_reached = at_labels
         .into_iter()
         .filter(|label| !reached.contains(label))
+        // Who dies at a label that is for others is counted by them, without the label.
+        .filter(|_| suite.aim() == Aim::AtMember)
         .collect();
     if !tally.is_clean() {
         let said = log.text();
@@ -301,7 +306,7 @@ impl Round<'_> {
 
     fn resume_stopped(&mut self) {
         for member in self.members.iter_mut().flatten() {
-            if member.armed.as_ref().is_some_and(|armed| !armed.kills()) && member.has_stopped() {
+            if member.armed.as_ref().is_some_and(Armed::stops) && member.has_stopped() {
                 self.tally.stops += 1;
                 member.resume();
             }

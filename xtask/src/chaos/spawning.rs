@@ -89,15 +89,13 @@ impl Suite for Spawning {
                     .spawn(nothing, (), 1)?;
             context.join()?;
         }
+        worker.arena.watch();
         let before = descriptors();
         while !worker.control.is_stopping() {
             worker.arena.recorder().set_task("having children");
             family.live()?;
             worker.arena.recorder().set_task("looking who is left");
-            let left = children();
-            if !left.is_empty() {
-                return Err(format!("children are left after their context: {left}").into());
-            }
+            check_children()?;
             check_descriptors(&before)?;
             worker.control.step(worker.part.slot)?;
         }
@@ -139,7 +137,7 @@ fn nothing(_rank: usize, _: ()) {}
 
 /// What the descriptors of this process lead to, without those of living processes that are none of its children: who
 /// watches an arena has one for each participant.
-fn descriptors() -> Vec<String> {
+pub(crate) fn descriptors() -> Vec<String> {
     let me = std::process::id();
     let of_a_stranger = |number: &str| {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
@@ -190,6 +188,14 @@ fn children() -> String {
             format!("process {} (\"{}\"), {what}", seen.pid, seen.name)
         });
     left.collect::<Vec<_>>().join(", ")
+}
+
+/// Says who is left, where nobody may be.
+pub(crate) fn check_children() -> Result<()> {
+    match children() {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("children are left: {left}").into()),
+    }
 }
 
 /// A server that is killed between copying itself and saying so leaves a child that nobody knows. It ends at once, since
@@ -558,11 +564,14 @@ impl Known {
                     exit: Exit::Signal { name, .. },
                     ..
                 } => {
-                    let at_label = self.at_label && !was_hit && *plan != Plan::KillItself;
-                    if at_label || *plan == Plan::KillItself && !was_hit {
-                        let _ = control.kill();
-                    }
-                    name == "SIGKILL" && (was_hit || at_label || *plan == Plan::KillItself)
+                    let by_itself = *plan == Plan::KillItself;
+                    let at_label = self.at_label && !was_hit && !by_itself;
+                    let _ = match (was_hit, by_itself) {
+                        (true, _) => Ok(()),
+                        (_, true) => control.kill(),
+                        _ => control.kill_at_label(),
+                    };
+                    name == "SIGKILL" && (was_hit || at_label || by_itself)
                 }
                 ErrorKind::NeverStarted { reason, .. } => {
                     (was_hit || self.at_label) && reason.contains("SIGKILL")

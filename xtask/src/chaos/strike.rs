@@ -40,10 +40,14 @@ pub(crate) fn strike(pid: u32, blow: Blow, control: &Control) -> bool {
         }
         Blow::Pause(time) => {
             let hit = send(Signal::STOP);
+            let _ = control.child_stopped();
             std::thread::sleep(time);
             let _ = send(Signal::CONT);
             hit
         }
-        Blow::Freeze => send(Signal::STOP),
+        Blow::Freeze => {
+            let _ = control.child_stopped();
+            send(Signal::STOP)
+        }
     }
 }

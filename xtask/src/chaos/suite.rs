@@ -9,8 +9,9 @@ use shm_core::Arena;
 
 use super::control::Control;
 use super::crew::End;
+use super::killer::Aim;
 use super::receipts::{Pen, Receipts};
-use super::{memory, queue, spawning};
+use super::{memory, pool, queue, spawning};
 use crate::Result;
 
 /// The suites there are.
@@ -20,6 +21,8 @@ pub(crate) enum Name {
     Memory,
     /// Messages through one queue and through lanes, each accounted for.
     Queue,
+    /// Tasks in pools whose workers are killed, each accounted for.
+    Pool,
     /// Parents and children, started by each method, nested too.
     Spawn,
 }
@@ -29,6 +32,7 @@ impl Name {
         match self {
             Self::Memory => &memory::Memory,
             Self::Queue => &queue::Queues,
+            Self::Pool => &pool::Pools,
             Self::Spawn => &spawning::Spawning,
         }
     }
@@ -90,6 +94,11 @@ pub(crate) trait Suite: Sync {
 
     /// Beginnings of the labels that its processes come by.
     fn labels(&self) -> &'static [&'static str];
+
+    /// Which of its processes the labels are for.
+    fn aim(&self) -> Aim {
+        Aim::AtMember
+    }
 
     /// Makes what the processes of a round find in the arena.
     fn open(&self, arena: &Arena, rng: fastrand::Rng) -> Result<Box<dyn Scene>>;
