@@ -29,6 +29,7 @@ mod round;
 mod spawning;
 mod strike;
 mod suite;
+mod traces;
 
 pub(crate) use child::run as run_child;
 pub(crate) use suite::Part as ChildArgs;

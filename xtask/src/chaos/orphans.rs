@@ -33,9 +33,19 @@ pub(crate) struct Seen {
     pub(crate) pid: u32,
     pub(crate) name: String,
     pub(crate) is_zombie: bool,
+    /// As /proc has it: R, S, D, T, Z.
+    state: String,
     pub(crate) parent: u32,
     group: u32,
     session: u32,
+}
+
+impl Seen {
+    fn send(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.pid.cast_signed()) {
+            let _ = kill_process(pid, signal);
+        }
+    }
 }
 
 /// What names of the round's processes begin with, as `ps` shows them: other rounds have other beginnings.
@@ -60,12 +70,13 @@ pub(crate) fn seen(pid: u32) -> Option<Seen> {
     // "pid (name) state parent group session …", and the name may contain anything.
     let (start, rest) = stat.rsplit_once(')')?;
     let mut rest = rest.split_whitespace();
-    let is_zombie = matches!(rest.next()?, "Z" | "X");
+    let state = rest.next()?.to_owned();
     let mut number = || rest.next()?.parse().ok();
     Some(Seen {
         pid,
         name: start.split_once('(')?.1.to_owned(),
-        is_zombie,
+        is_zombie: matches!(&*state, "Z" | "X"),
+        state,
         parent: number()?,
         group: number()?,
         session: number()?,
@@ -82,7 +93,7 @@ fn is_marked(pid: u32, marker: &str) -> bool {
 }
 
 /// Those that live and belong to the round, each with how that is known.
-fn left(signs: &Signs) -> Vec<(u32, String)> {
+fn left(signs: &Signs) -> Vec<(Seen, String)> {
     let me = std::process::id();
     let session = getsid(None).map_or(0, |id| id.as_raw_nonzero().get().unsigned_abs());
     processes()
@@ -99,15 +110,17 @@ fn left(signs: &Signs) -> Vec<(u32, String)> {
                 return None;
             };
             let text = format!(
-                "process {} (\"{}\", parent {}) belongs to the round {how}",
-                seen.pid, seen.name, seen.parent
+                "process {} (\"{}\", state {}, parent {}) belongs to the round {how}",
+                seen.pid, seen.name, seen.state, seen.parent
             );
-            Some((seen.pid, text))
+            Some((seen, text))
         })
         .collect()
 }
 
-/// Waits until nobody is left, or nobody may be any more; kills who is, and says who it was.
+/// Waits until nobody is left, or nobody may be any more; kills who is, and says who it was. Who is stopped is let go on:
+/// a parent was killed that would have done it, and before a process has come to `init`, where it asks to be killed with
+/// its parent, it has to run in order to end.
 pub(crate) fn wait(signs: &Signs, patience: Duration) -> Vec<String> {
     let start = Instant::now();
     loop {
@@ -116,12 +129,11 @@ pub(crate) fn wait(signs: &Signs, patience: Duration) -> Vec<String> {
             return Vec::new();
         }
         if start.elapsed() >= patience {
-            for (pid, _) in &left {
-                if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
-                    let _ = kill_process(pid, Signal::KILL);
-                }
-            }
+            left.iter().for_each(|(seen, _)| seen.send(Signal::KILL));
             return left.into_iter().map(|(_, text)| text).collect();
+        }
+        for (seen, _) in left.iter().filter(|(seen, _)| seen.state == "T") {
+            seen.send(Signal::CONT);
         }
         std::thread::sleep(LOOK);
     }
@@ -191,7 +203,10 @@ mod tests {
                     let group = found.group;
                     signs.groups.insert(group);
                     let left = super::left(&signs);
-                    assert!(left.iter().any(|(pid, _)| *pid == child.id()), "{left:?}");
+                    assert!(
+                        left.iter().any(|(seen, _)| seen.pid == child.id()),
+                        "{left:?}"
+                    );
                     let _ = child.kill();
                     let _ = child.wait();
                     continue;

@@ -18,9 +18,9 @@ use super::killer::Aim;
 use super::orphans::name_of;
 use super::pattern::{check, element, fill};
 use super::receipts::Receipts;
-use super::spawning::{check_children, check_descriptors, descriptors, groups, note_group};
 use super::strike::{Blow, strike};
 use super::suite::{Scene, Suite, Worker};
+use super::traces::{check_children, check_descriptors, descriptors, groups, note_group};
 use crate::Result;
 
 const CREW: usize = 3;

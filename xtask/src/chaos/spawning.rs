@@ -8,7 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shm_core::{Arena, Tensor};
@@ -16,11 +16,14 @@ use spawn::{ErrorKind, Exit, SpawnContext, StartMethod, forkserver};
 
 use super::control::Control;
 use super::killer::labels;
-use super::orphans::{name_of, processes, reap, seen};
+use super::orphans::name_of;
 use super::pattern::{check, element, fill};
-use super::receipts::{Pen, Receipt, Receipts};
+use super::receipts::Receipts;
 use super::strike::{Blow, strike};
 use super::suite::{Scene, Suite, Worker};
+use super::traces::{
+    check_children, check_descriptors, descriptors, groups, note_group, wait_for_the_lost,
+};
 use crate::Result;
 
 const CREW: usize = 3;
@@ -28,8 +31,6 @@ const CREW: usize = 3;
 const DEEPEST: u32 = 2;
 /// From SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_millis(100);
-/// After so long a descriptor is one too many.
-const LEAKED: Duration = Duration::from_secs(20);
 /// What begins the text of an error that says that something is wrong.
 const WRONG: &str = "wrong: ";
 /// The variable by which a child kills itself at a step.
@@ -117,98 +118,7 @@ impl Scene for Families {
     }
 }
 
-/// The process groups that children noted.
-pub(crate) fn groups(receipts: &Receipts) -> Result<BTreeSet<u32>> {
-    let all = receipts.read()?;
-    Ok(all.iter().map(|receipt| receipt.number as u32).collect())
-}
-
-/// Notes the process group of this process.
-pub(crate) fn note_group(by: u64) -> Result<()> {
-    Pen.write(Receipt {
-        taken: true,
-        sender: std::process::id().into(),
-        number: rustix::process::getpgrp().as_raw_nonzero().get() as u64,
-        by,
-    })
-}
-
 fn nothing(_rank: usize, _: ()) {}
-
-/// What the descriptors of this process lead to, without those of living processes that are none of its children: who
-/// watches an arena has one for each participant.
-pub(crate) fn descriptors() -> Vec<String> {
-    let me = std::process::id();
-    let of_a_stranger = |number: &str| {
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
-        // "Pid:" is in that of a pidfd, and below 1 once the process is gone.
-        info.unwrap_or_default()
-            .lines()
-            .find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok())
-            .and_then(seen)
-            .is_some_and(|seen| seen.parent != me)
-    };
-    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
-    entries
-        .flatten()
-        .filter(|entry| !of_a_stranger(&entry.file_name().to_string_lossy()))
-        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
-        .map(|path| path.display().to_string())
-        .collect()
-}
-
-/// Says when there are more than before, and stay: who watches the arena lets go of the dead a moment later.
-pub(crate) fn check_descriptors(before: &[String]) -> Result<()> {
-    let start = Instant::now();
-    loop {
-        let now = descriptors();
-        if now.len() <= before.len() {
-            return Ok(());
-        }
-        if start.elapsed() >= LEAKED {
-            let (now_count, count) = (now.len(), before.len());
-            return Err(format!(
-                "{now_count} descriptors instead of {count}: {now:?} instead of {before:?}"
-            )
-            .into());
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// The children of this process, dead or alive, other than its fork server.
-fn children() -> String {
-    let me = std::process::id();
-    let server = forkserver::pid();
-    let left = processes()
-        .into_iter()
-        .filter(|seen| seen.parent == me && Some(seen.pid) != server)
-        .map(|seen| {
-            let what = if seen.is_zombie { "dead" } else { "alive" };
-            format!("process {} (\"{}\"), {what}", seen.pid, seen.name)
-        });
-    left.collect::<Vec<_>>().join(", ")
-}
-
-/// Says who is left, where nobody may be.
-pub(crate) fn check_children() -> Result<()> {
-    match children() {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("children are left: {left}").into()),
-    }
-}
-
-/// A server that is killed between copying itself and saying so leaves a child that nobody knows. It ends at once, since
-/// nobody holds the other end of its control socket, and is waited for by whoever can tell it: here that is everyone, as
-/// there are no others. Whoever lives on is found when all children are counted.
-fn wait_for_the_lost() -> Result<()> {
-    let start = Instant::now();
-    while !children().is_empty() && start.elapsed() < LEAKED {
-        reap(forkserver::pid())?;
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
-}
 
 /// What a child is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
