@@ -114,11 +114,12 @@ pub(super) fn connect(arena: &Arena, bell: &Object, orders: Orders) -> Result<(L
         };
         Object::create(arena, ObjectKind::Queue, [array, Array::None], words)
     };
-    let (requests, replies) = (lane(WORDS)?, lane(0)?);
+    let (requests, replies) = (
+        lane(counters::WORDS + DEPTH as u64)?,
+        lane(counters::WORDS)?,
+    );
     for position in 0..DEPTH as u64 {
-        requests
-            .word(place(position))
-            .store(turn(position, OPEN), Ordering::Relaxed);
+        turn_of(&requests, position).store(turn(position, OPEN), Ordering::Relaxed);
     }
     let link = Link {
         requests: requests.lane_end(PRODUCERS)?,
@@ -175,7 +176,7 @@ impl Link {
     }
 
     fn take_turn(&self, position: u64, state: u64) -> Revoked {
-        let word = self.requests.object().word(place(position));
+        let word = turn_of(self.requests.object(), position);
         // Acquire and release on both sides: whoever comes second sees what the first one did before.
         match word.compare_exchange(
             turn(position, OPEN),
@@ -207,18 +208,15 @@ impl Link {
     }
 }
 
-/// Words of the lane of requests: those in which any queue counts, and then the turns.
-const WORDS: u64 = counters::WORDS + DEPTH as u64;
-
-/// The word with the turn of the request at `position`.
-const fn place(position: u64) -> u64 {
-    counters::WORDS + position % DEPTH as u64
-}
-
 const OPEN: u64 = 0;
 const BEGUN: u64 = 1;
 const REVOKED: u64 = 2;
 const HALTED: u64 = 3;
+
+/// The word in which the turn of the request at `position` is, behind those in which the lane keeps count.
+fn turn_of(requests: &Object, position: u64) -> &std::sync::atomic::AtomicU64 {
+    requests.word(counters::WORDS + position % DEPTH as u64)
+}
 
 const fn turn(position: u64, state: u64) -> u64 {
     position << 2 | state
@@ -251,7 +249,7 @@ impl Ends {
     pub(super) fn check(&self) -> Result<()> {
         let fits = self.requests.is_of(self.requests.object(), CONSUMERS)
             && self.replies.is_of(self.replies.object(), PRODUCERS)
-            && self.requests.object().word_count() == WORDS;
+            && self.requests.object().word_count() == counters::WORDS + DEPTH as u64;
         self.bell.expect(ObjectKind::Event)?;
         if fits {
             return Ok(());
@@ -285,7 +283,7 @@ impl Ends {
     }
 
     fn word(&self, position: u64) -> &std::sync::atomic::AtomicU64 {
-        self.requests.object().word(place(position))
+        turn_of(self.requests.object(), position)
     }
 
     /// Tells the pool that a reply is there. After its publication, which is sequentially consistent.
