@@ -114,7 +114,9 @@ impl Letterbox {
     /// # Errors
     /// As [`message::Incoming::decode`].
     pub fn try_recv<T: DeserializeOwned>(&self) -> Result<Option<T>> {
-        match taken(&mut self.0.receiver.lock(), &self.0.object, 1)?.try_get()? {
+        // Decoding runs the user's code, which may come back here: not under the lock.
+        let got = taken(&mut self.0.receiver.lock(), &self.0.object, 1)?.try_get()?;
+        match got {
             Get::Message(message, _) => message.decode().map(Some),
             Get::Empty | Get::Pending(_) | Get::Drained => Ok(None),
         }

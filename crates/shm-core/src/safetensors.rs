@@ -23,7 +23,7 @@
 //! [safetensors]: https://github.com/huggingface/safetensors
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
@@ -183,9 +183,19 @@ where
 {
     let path = path.as_ref();
     let mut views = Vec::new();
+    let mut names = HashSet::new();
     for (name, tensor) in tensors {
         let name: String = name.into();
         let code = code_of(tensor.dtype()).map_err(|error| about(path, &name, error))?;
+        if !names.insert(name.clone()) {
+            return Err(Error::new(
+                ErrorKind::Encode,
+                format!(
+                    "saving tensors to {}: two of them have the name {name:?}; a file holds one of each name",
+                    path.display()
+                ),
+            ));
+        }
         views.push((name, Saved { tensor, code }));
     }
     let metadata: HashMap<String, String> = metadata

@@ -61,9 +61,17 @@ struct Departure {
 
 impl Departure {
     #[inline]
-    fn prepare(object: &Object, pins: &[Pin]) -> Result<Self> {
+    fn prepare(object: &Object, message: &Outgoing) -> Result<Self> {
         let arena = object.arena();
+        let pins = &message.pins[..];
         arena.check_not_forked("sending a message")?;
+        if message.is_spent() {
+            // Its references are the first one's: a second would name what nobody counts.
+            return Err(Error::new(
+                ErrorKind::Stale,
+                "a message was to be put a second time; `duplicate` it before the first",
+            ));
+        }
         // Entries are numbers in one participant's table, and lines mean something in one arena only.
         if pins.iter().any(|pin| !pin.held.arena().is(arena)) {
             return Err(Error::new(
@@ -154,6 +162,7 @@ impl Departure {
         for &(lease, _) in &self.leases {
             leases.clear(object.arena().segment(), lease);
         }
+        message.spend();
         for (pin, (lease, moves)) in message.pins.take().into_iter().zip(self.leases) {
             if moves {
                 pin.held.disarm();
@@ -179,7 +188,7 @@ impl Object {
     #[inline]
     fn put_cell(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
         let cells = self.cells(index)?;
-        let departure = Departure::prepare(self, &message.pins)?;
+        let departure = Departure::prepare(self, message)?;
         let pos = match cells.claim(self.arena().me()) {
             Claim::At(pos) => pos,
             other => {
@@ -223,7 +232,7 @@ impl Object {
         if !lane.can_put(pos) {
             return Ok(Put::Full);
         }
-        let departure = Departure::prepare(self, &message.pins)?;
+        let departure = Departure::prepare(self, message)?;
         lane.write(pos, &message.payload);
         crate::failpoint!("lane.put.written");
         let ticket = Ticket {

@@ -329,7 +329,7 @@ fn look_around(arena: &Arena, at_first: u64, tally: &mut Tally) {
     let mut missing = found.missing.len() as u64;
     // What is given back may itself have held something that is counted too often.
     for _ in 0..64 {
-        if arena.repair_leaks().leaked.is_empty() {
+        if arena.repair_leaks_of_the_dead().leaked.is_empty() {
             break;
         }
     }

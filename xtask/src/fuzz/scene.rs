@@ -292,7 +292,7 @@ fn structures(input: &Input, refused: &mut Refused) -> Result<()> {
         look_around(&arena, refused);
         drop((queue, letters));
         drop(guard);
-        arena.repair_leaks();
+        arena.repair_leaks_of_the_dead();
         look_around(&arena, refused);
         Ok(())
     })

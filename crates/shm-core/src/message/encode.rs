@@ -327,6 +327,19 @@ impl Outgoing {
         finish(arena, Pins::default(), &[], bytes)
     }
 
+    /// Whether it was put: its references are in the queue then, and what is left is nothing.
+    #[inline]
+    pub(crate) fn is_spent(&self) -> bool {
+        self.payload[0] == 0
+    }
+
+    /// It was put.
+    #[inline]
+    pub(crate) fn spend(&mut self) {
+        // No message has this form.
+        self.payload[0] = 0;
+    }
+
     /// The bytes of a message in which nothing of the arena is, if there are at most `longest`.
     #[must_use]
     pub fn plain(&self, longest: usize) -> Option<Vec<u8>> {

@@ -320,3 +320,12 @@ proptest! {
         let _ = (load(folder.path()), load_one(folder.path(), "a"));
     }
 }
+
+#[test]
+fn two_tensors_of_one_name_are_refused() {
+    let tensor = DynTensor::from(Tensor::from_slice([2], &[1_u8, 2]).unwrap().freeze());
+    let folder = Folder::new();
+    let error = save(folder.path(), [("w", &tensor), ("w", &tensor)], NO_TEXTS).unwrap_err();
+    assert!(error.to_string().contains("\"w\""), "{error}");
+    assert!(!folder.path().exists());
+}

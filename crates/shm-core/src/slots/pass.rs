@@ -116,6 +116,12 @@ impl Slots {
                 "a slot was to be handed over a second time",
             ));
         }
+        if !loan.share.slots.same(self) {
+            return Err(Error::new(
+                ErrorKind::WrongMode,
+                "a slot was to be handed over through another ring than its own",
+            ));
+        }
         let line = self.line(loan.share.slot);
         let [a, b, c, d, e] = *meta;
         let named = u64::from(FORM_SLOT) | (line << 8);

@@ -21,7 +21,9 @@ const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-impl SharingStrategy for FileDescriptor {
+// SAFETY: the file is a memfd made anew, which has no name; it is sealed against every change of its size before it is used,
+// and its descriptor goes to participants only.
+unsafe impl SharingStrategy for FileDescriptor {
     fn name(&self) -> &'static str {
         "file_descriptor"
     }

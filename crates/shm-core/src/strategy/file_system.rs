@@ -162,7 +162,10 @@ fn make_hidden(directory: &Path) -> Result<(OwnedFd, Hidden)> {
     }
 }
 
-impl SharingStrategy for FileSystem {
+// SAFETY: the file is created exclusively, with permissions for this user only, under a name that is given to it when the
+// arena in it is whole; who opens it by that name checks its owner, permissions and header first. A user who changes the file
+// behind the arena's back is outside of what the library can promise, as the book says of named files.
+unsafe impl SharingStrategy for FileSystem {
     fn name(&self) -> &'static str {
         "file_system"
     }

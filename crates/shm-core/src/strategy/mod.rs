@@ -31,7 +31,13 @@ pub struct Place {
 }
 
 /// One way to share the arena's file between processes.
-pub trait SharingStrategy: fmt::Debug + Send + Sync + 'static {
+///
+/// # Safety
+/// The arena hands out references into the file that [`create`](Self::create) gives. So that file must be a new one that
+/// nobody else has or gets but the arena's own participants (as a [`Backing`] of it, or by the name that
+/// [`reveal`](Self::reveal) gives it); nobody may write to it, cut it short or punch holes into it but through the arena;
+/// and it has the size that [`fix_size`](Self::fix_size) was asked for, until its last participant is gone.
+pub unsafe trait SharingStrategy: fmt::Debug + Send + Sync + 'static {
     /// The name by which users choose it, as in torch ("file_descriptor").
     fn name(&self) -> &'static str;
 

@@ -5,6 +5,7 @@ mod garbage;
 mod heap;
 mod limits;
 mod memory;
+mod misuse;
 mod names;
 mod pressure;
 mod transfer;

@@ -194,7 +194,7 @@ fn without_room_for_leases_messages_stay_where_they_are() {
         let error = queue.try_get(array, &mut u64::MAX.clone()).unwrap_err();
         assert!(error.is_shortage(), "{error}");
         let mut message = Outgoing {
-            payload: [0; 7],
+            payload: [1; 7],
             pins: message::Pins::default(),
         };
         message.pins.0.extend((0..3).map(|_| message::Pin {
