@@ -81,6 +81,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "an element as the integer of its atomic",
     ),
     (
+        "crates/shm-core/src/tensor/cast.rs",
+        "bytes seen as elements, which any bytes are",
+    ),
+    (
         "crates/shm-core/src/strategy/file_system/exit.rs",
         "registers the exit handler by which the last process removes a named arena",
     ),
