@@ -52,3 +52,9 @@ pub struct Starting;
 #[doc = include_str!("../../docs/src/memory.md")]
 #[derive(Debug)]
 pub struct Memory;
+
+/// How pipelines are described, and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/pipelines.md")]
+#[derive(Debug)]
+pub struct Pipelines;

@@ -1,7 +1,10 @@
 //! Pipelines of real processes: what arrives, where, in which order; and that whatever happens is told and leaves nothing.
 
+mod command;
+mod config;
 mod endings;
 mod flow;
+mod rnb;
 mod stages;
 
 use std::process::ExitCode;
@@ -9,6 +12,8 @@ use std::process::ExitCode;
 use integration_tests::tests;
 
 fn main() -> ExitCode {
+    use command::*;
+    use config::*;
     use endings::*;
     use flow::*;
     integration_tests::main(&tests![
@@ -35,5 +40,11 @@ fn main() -> ExitCode {
         a_stage_that_hangs_ends_the_run_or_is_replaced,
         a_run_that_takes_too_long_or_is_stopped_says_so,
         a_step_that_has_had_enough_ends_those_before_it,
+        configurations_as_rnb_ships_them_run_to_their_target,
+        older_configurations_of_rnb_are_read_as_well,
+        a_configuration_in_toml_runs_and_can_be_changed,
+        what_cannot_run_is_told_with_step_group_and_key,
+        clips_give_the_same_features_however_they_are_split,
+        the_command_says_how_a_run_ended,
     ])
 }
