@@ -9,10 +9,12 @@ use crate::pool::OutputSlot;
 
 /// Holds segments until all of their item are there.
 ///
-/// What it holds stays in its slots, so the step before needs as many as there can be unfinished items' segments.
+/// A segment that has to wait for others is copied and its slot given back, so that a few slots suffice however the
+/// segments come; the last of an item stays where it is. [`in_place`](Self::in_place) copies none.
 #[derive(Debug, Default)]
 pub struct Parts {
     waiting: HashMap<u64, Vec<Input>>,
+    in_place: bool,
 }
 
 impl Parts {
@@ -22,29 +24,50 @@ impl Parts {
         Self::default()
     }
 
+    /// The same without copies: what waits keeps its slot. The step before then needs as many slots as there can be
+    /// segments of unfinished items.
+    #[must_use]
+    pub fn in_place() -> Self {
+        Self {
+            in_place: true,
+            ..Self::default()
+        }
+    }
+
     /// Takes a segment. All of its item, in order, once they are there; an item that was not divided at once.
-    pub fn push(&mut self, input: Input) -> Option<Vec<Input>> {
+    ///
+    /// # Errors
+    /// When there is no room for a copy.
+    pub fn push(&mut self, input: Input) -> Result<Option<Vec<Input>>> {
         let (_, parts) = input.part();
         self.push_of(input, parts)
     }
 
     /// The same where it is known from elsewhere how many segments there are.
-    pub fn push_of(&mut self, input: Input, parts: u32) -> Option<Vec<Input>> {
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_of(&mut self, mut input: Input, parts: u32) -> Result<Option<Vec<Input>>> {
         let item = input.item();
         if parts <= 1 {
-            return Some(vec![input]);
+            return Ok(Some(vec![input]));
         }
         let waiting = self.waiting.entry(item).or_default();
         // A segment that was delivered twice is let go.
-        if waiting.iter().all(|other| other.part() != input.part()) {
+        if waiting.iter().any(|other| other.part() == input.part()) {
+            return Ok(None);
+        }
+        if waiting.len() + 1 < parts as usize {
+            if !self.in_place {
+                input.detach()?;
+            }
             waiting.push(input);
+            return Ok(None);
         }
-        if waiting.len() < parts as usize {
-            return None;
-        }
-        let mut whole = self.waiting.remove(&item)?;
+        let mut whole = self.waiting.remove(&item).unwrap_or_default();
+        whole.push(input);
         whole.sort_by_key(Input::part);
-        Some(whole)
+        Ok(Some(whole))
     }
 
     /// Items that are not whole yet.

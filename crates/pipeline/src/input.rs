@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use shm_core::clock::now_ns;
-use shm_core::{Element, SharedTensor, elements_of};
+use shm_core::{Element, SharedTensor, Tensor, elements_of};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
@@ -112,6 +112,9 @@ impl Drop for Card {
     }
 }
 
+/// The slot of what was copied out of one.
+const NO_SLOT: u32 = u32::MAX;
+
 /// A slot that this process reads.
 #[derive(Debug)]
 pub(crate) struct Reading {
@@ -176,6 +179,37 @@ impl Reading {
         // In bounds: checked when it arrived.
         let bytes = share.memory.try_as_slice()?;
         Ok(bytes.get(start..start + len).unwrap_or(&[]))
+    }
+
+    /// Copies what is read into memory of its own, and lets go of the slot.
+    fn detach(&mut self) -> Result<()> {
+        let share = self.share()?;
+        if share.slot == NO_SLOT {
+            return Ok(());
+        }
+        let mut copy = Tensor::<u8>::zeros([self.layout.bytes.max(1)])?;
+        let to = copy.try_as_mut_slice()?;
+        for (index, view) in share.views.iter().enumerate() {
+            let place = self.layout.at(index)?;
+            let start = place.offset + view.start * place.dtype.size();
+            let from = self.bytes(index)?;
+            if let Some(to) = to.get_mut(start..start + from.len()) {
+                to.copy_from_slice(from);
+            }
+        }
+        let copied = Share {
+            rank: share.rank,
+            slot: NO_SLOT,
+            memory: copy.freeze(),
+            views: share.views.clone(),
+        };
+        // What is replaced is let go of as if it were dropped.
+        drop(Self {
+            home: Arc::clone(&self.home),
+            layout: Arc::clone(&self.layout),
+            share: self.share.replace(copied),
+        });
+        Ok(())
     }
 
     /// The share itself, to be passed on to the next step.
@@ -347,6 +381,15 @@ impl Input {
                 self.readings.len()
             ))
         })
+    }
+
+    /// Copies its tensors into memory of their own and gives its slots back: for a stage that keeps inputs for longer than
+    /// its producers can do without their slots.
+    ///
+    /// # Errors
+    /// When the arena has no room for the copy; the input stays as it was.
+    pub fn detach(&mut self) -> Result<()> {
+        self.readings.iter_mut().try_for_each(Reading::detach)
     }
 
     /// The value beside the tensors, as the stage before or the client gave it.

@@ -175,7 +175,7 @@ impl Stage for Aggregator {
             return Ok(Flow::End);
         };
         let parts = self.aggregate.unwrap_or_else(|| input.part().1);
-        if let Some(whole) = self.parts.push_of(input, parts) {
+        if let Some(whole) = self.parts.push_of(input, parts)? {
             self.finished += 1;
             if output.has_next() {
                 output.forward(whole)?;

@@ -117,7 +117,7 @@ impl Stage for Aggregator {
     fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
         if let Some(input) = input {
             assert_eq!(input.part().1, self.0);
-            self.1.push(input);
+            self.1.push(input)?;
         }
         Ok(Flow::Continue)
     }

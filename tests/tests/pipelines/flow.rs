@@ -109,7 +109,7 @@ pub(crate) fn segments_of_an_item_share_its_slot_and_come_together() {
         .step(
             Step::of::<Copy>("copy", SeeParams::default())
                 .replicas(2)
-                .slots(12),
+                .slots(1),
         )
         .step(Step::of::<Join>("join", ()))
         .run()

@@ -288,7 +288,7 @@ impl Stage for Join {
             return Ok(Flow::End);
         };
         check(&input, 0);
-        if let Some(whole) = self.parts.push(input) {
+        if let Some(whole) = self.parts.push(input)? {
             let rows = whole.iter().map(|part| part.shape(0).map(|shape| shape[0]));
             let rows = rows.collect::<Result<_, _>>()?;
             self.whole.push((whole[0].sequence(), rows));

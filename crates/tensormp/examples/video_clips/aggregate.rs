@@ -43,7 +43,7 @@ impl Stage for Aggregate {
         let Some(input) = input else {
             return Ok(Flow::End);
         };
-        if let Some(parts) = self.parts.push(input) {
+        if let Some(parts) = self.parts.push(input)? {
             let mut features = Vec::new();
             for part in &parts {
                 features.extend_from_slice(part.tensor::<f32>(0)?);
