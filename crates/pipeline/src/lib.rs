@@ -19,6 +19,7 @@ mod account;
 mod board;
 mod check;
 mod client;
+#[cfg(feature = "command")]
 mod command;
 mod config;
 mod ending;
@@ -54,6 +55,7 @@ mod wiring;
 
 pub use account::Items;
 pub use client::Client;
+#[cfg(feature = "command")]
 pub use command::main;
 pub use config::Config;
 pub use error::{Error, ErrorKind, Result, StageError};

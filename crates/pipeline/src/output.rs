@@ -103,10 +103,10 @@ impl Output {
         };
         let now = now_ns();
         slot.acquired_ns = now;
+        slot.waited_ns = now.saturating_sub(asked);
         if self.home.wants_sample(now) {
             self.home.note_in_use(now, pool.in_use() + 1);
         }
-        tracing::trace!(rank = self.home.rank, waited = now - asked, "slot");
         Ok(slot)
     }
 
@@ -202,7 +202,8 @@ impl Output {
                 "a slot of one step was to be published in another; copy it into a slot of that one",
             ));
         }
-        let (sequence, tag, acquired) = (slot.sequence, slot.tag, slot.acquired_ns);
+        let (sequence, tag) = (slot.sequence, slot.tag);
+        let acquired = (slot.acquired_ns, slot.waited_ns);
         let payload = std::mem::take(&mut slot.payload);
         let shares = slot.into_share().into_iter().collect();
         self.put(shares, (sequence, tag, payload), cards, acquired)
@@ -215,7 +216,7 @@ impl Output {
     pub fn send<P: Serialize>(&mut self, payload: &P) -> Result<()> {
         let current = self.current.clone();
         let cards: Vec<_> = current.iter().collect();
-        self.put(Vec::new(), (0, 0, encode(payload)?), &cards, 0)
+        self.put(Vec::new(), (0, 0, encode(payload)?), &cards, (0, 0))
     }
 
     /// Sends a value without tensors, as made of these inputs.
@@ -224,7 +225,7 @@ impl Output {
     /// As [`send`](Self::send).
     pub fn send_for<P: Serialize>(&mut self, payload: &P, inputs: &[Input]) -> Result<()> {
         let cards: Vec<_> = inputs.iter().map(Input::card).collect();
-        self.put(Vec::new(), (0, 0, encode(payload)?), &cards, 0)
+        self.put(Vec::new(), (0, 0, encode(payload)?), &cards, (0, 0))
     }
 
     /// Passes inputs on to the next step as one item, in the slots they are in: nothing is copied. The sequence, tag and
@@ -245,7 +246,7 @@ impl Output {
             beside.get_or_insert((sequence, tag, payload));
         }
         let beside = beside.ok_or_else(|| Error::invalid("0 inputs were to be passed on"))?;
-        self.put(shares, beside, &cards.iter().collect::<Vec<_>>(), 0)
+        self.put(shares, beside, &cards.iter().collect::<Vec<_>>(), (0, 0))
     }
 
     fn put(
@@ -253,7 +254,7 @@ impl Output {
         shares: Vec<Share>,
         (sequence, tag, payload): (u64, u64, Vec<u8>),
         cards: &[&Arc<Card>],
-        acquired: u64,
+        (acquired, waited): (u64, u64),
     ) -> Result<()> {
         let Some(router) = &mut self.router else {
             return Err(Error::invalid(
@@ -291,6 +292,7 @@ impl Output {
                     device: self.home.device,
                     started: self.called,
                     slot_acquired: acquired,
+                    slot_wait: waited,
                     finished: now,
                     published: now,
                     ..TimeCard::default()
@@ -304,6 +306,7 @@ impl Output {
                 card.published = now;
                 if acquired != 0 {
                     card.slot_acquired = acquired;
+                    card.slot_wait += waited;
                 }
             });
         }

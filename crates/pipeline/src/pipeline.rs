@@ -124,7 +124,8 @@ impl Pipeline {
         self
     }
 
-    /// Writes what happened to each item, and when, into this directory, which is made; see the guide for what is in it.
+    /// Writes what happened to each item, and when, into this directory, which is made; with a table, a trace
+    /// and a page with plots beside it ([`report`](crate::report)). The guide says what is in it.
     pub fn run_dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.dir = Some(path.into());
         self

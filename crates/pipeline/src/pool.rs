@@ -74,6 +74,7 @@ impl Pool {
                     tag: 0,
                     payload: Vec::new(),
                     acquired_ns: 0,
+                    waited_ns: 0,
                 });
             }
         }
@@ -144,6 +145,7 @@ pub struct OutputSlot {
     pub(crate) tag: u64,
     pub(crate) payload: Vec<u8>,
     pub(crate) acquired_ns: u64,
+    pub(crate) waited_ns: u64,
 }
 
 impl OutputSlot {

@@ -66,7 +66,7 @@ type MakeClient = Box<dyn Fn(&Value) -> Result<Client> + Send + Sync>;
 type NewSelector = fn(usize) -> Box<dyn Selector>;
 
 /// What the names of stages, selectors and iterators in a configuration mean. A program has one function that makes it,
-/// for [`main`](crate::main) and [`Config`](crate::Config); each process of a pipeline calls it, too.
+/// for `main` (feature `command`) and [`Config`](crate::Config); each process of a pipeline calls it, too.
 ///
 /// `batcher.Batcher`, `Batcher` and `Aggregator` are there already: [`stages`](crate::stages).
 pub struct Registry {

@@ -1,7 +1,7 @@
 //! The run directory: what a run leaves for those who look at it afterwards.
 //!
 //! `items.jsonl` has a line for each item in each step, `rings.jsonl` how many slots were in use, `run.json` what ran
-//! where and how it ended. Reports are made of these files alone.
+//! where and how it ended. Reports are made of these files alone, at the end of the run and whenever somebody asks.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::report;
 use crate::time_card::{Batch, Sample, TimeCard};
 
 /// The name and version of the format.
@@ -29,7 +30,7 @@ pub(crate) struct RunDir {
     rings_used: Vec<(String, Vec<(u32, u32)>)>,
 }
 
-/// A line of `items.jsonl`: a [`TimeCard`] with names, and `null` for moments that a step does not have.
+/// A line of `items.jsonl`: a [`TimeCard`] with names, and `null` for moments that a step need not have.
 #[derive(Serialize)]
 struct Line<'a> {
     item: u64,
@@ -38,11 +39,12 @@ struct Line<'a> {
     step: &'a str,
     rank: u32,
     device: i32,
-    enqueued: Option<u64>,
-    dequeued: Option<u64>,
+    enqueued: u64,
+    dequeued: u64,
     slot_acquired: Option<u64>,
-    started: Option<u64>,
-    finished: Option<u64>,
+    slot_wait: u64,
+    started: u64,
+    finished: u64,
     copy_done: Option<u64>,
     published: Option<u64>,
     released: Option<u64>,
@@ -104,6 +106,14 @@ impl RunDir {
 
     pub(crate) fn write_card(&mut self, card: &TimeCard) -> Result<()> {
         let there = |ns: u64| (ns != 0).then_some(ns);
+        // What an item did not come to, because it was dropped or made by the step itself, takes no time.
+        let first = [card.enqueued, card.dequeued, card.started]
+            .into_iter()
+            .find(|&ns| ns != 0)
+            .unwrap_or(card.finished);
+        let enqueued = there(card.enqueued).unwrap_or(first);
+        let dequeued = there(card.dequeued).unwrap_or(enqueued);
+        let started = there(card.started).unwrap_or(dequeued);
         let line = Line {
             item: card.item,
             part: card.part,
@@ -114,11 +124,12 @@ impl RunDir {
                 .map_or("?", String::as_str),
             rank: card.rank,
             device: card.device,
-            enqueued: there(card.enqueued),
-            dequeued: there(card.dequeued),
+            enqueued,
+            dequeued,
             slot_acquired: there(card.slot_acquired),
-            started: there(card.started),
-            finished: there(card.finished),
+            slot_wait: card.slot_wait,
+            started,
+            finished: there(card.finished).unwrap_or(started),
             copy_done: there(card.copy_done),
             published: there(card.published),
             released: there(card.released),
@@ -162,7 +173,8 @@ impl RunDir {
         let path = self.path.join("run.json");
         let text = serde_json::to_string_pretty(&run).map_err(std::io::Error::from);
         text.and_then(|text| std::fs::write(&path, text + "\n"))
-            .map_err(|error| failed(&path, error))
+            .map_err(|error| failed(&path, error))?;
+        report::write(&self.path).map(drop)
     }
 }
 

@@ -45,6 +45,8 @@ pub struct TimeCard {
     pub dequeued: u64,
     /// When the process had a slot for its (last) output.
     pub slot_acquired: u64,
+    /// How long, in nanoseconds, the process waited for slots for its outputs.
+    pub slot_wait: u64,
     /// When the stage was called.
     pub started: u64,
     /// When the stage had returned.

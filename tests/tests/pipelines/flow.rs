@@ -402,6 +402,13 @@ pub(crate) fn a_run_leaves_its_directory() {
         lines += 1;
     }
     assert_eq!(lines, 40 + 80);
+    // What it came to lies beside it, and can be made anew.
+    let again = tensormp::pipeline::report::Run::open(&path).unwrap();
+    let summary = tensormp::pipeline::report::Summary::of(&again);
+    assert_eq!(read("summary.txt"), summary.to_string());
+    for file in ["summary.json", "trace.json", "report.html"] {
+        assert!(path.join(file).exists(), "{file}");
+    }
     let sample = read("rings.jsonl");
     let sample: serde_json::Value = serde_json::from_str(sample.lines().next().unwrap()).unwrap();
     assert!((1..=4).contains(&sample["in_use"].as_u64().unwrap()));
