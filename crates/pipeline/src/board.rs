@@ -91,7 +91,7 @@ impl Board {
         }
         begins.push(next);
         Ok(Self {
-            words: Tensor::<u64>::zeros([next.max(1)])?.alias(),
+            words: Tensor::<u64>::zeros([next + 1])?.alias(),
             processes: slots.len(),
             lanes,
             slots: begins,
@@ -160,6 +160,21 @@ impl Board {
             2 => Some(Cause::Deadlock),
             _ => None,
         }
+    }
+
+    /// Counts a process that died and is replaced.
+    pub(crate) fn count_death(&self) {
+        let _ = self.words.fetch_add(&[self.deaths_at()], 1);
+    }
+
+    /// How many processes have died and been replaced.
+    pub(crate) fn deaths(&self) -> u64 {
+        self.get(self.deaths_at())
+    }
+
+    /// The last word of all.
+    fn deaths_at(&self) -> usize {
+        self.slots.last().copied().unwrap_or(0)
     }
 
     fn lane_at(&self, lane: u32) -> usize {

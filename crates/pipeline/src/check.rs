@@ -9,7 +9,7 @@ use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::route::{Backpressure, Delivery};
 use crate::spec::{Layout, TensorSpec};
-use crate::step::{QueueGroup, SLOTS, Step};
+use crate::step::{QueueGroup, SLOTS, Step, Unfinished};
 
 /// Processes that an arena has room for beside this one.
 const PROCESSES_MAX: usize = Arena::PARTICIPANTS_MAX - 1;
@@ -227,6 +227,14 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
             "only a step of one process, behind another step, can get its items in order",
         ));
     }
+    if step.ordered && step.restarts > 0 {
+        return Err(refuse(
+            step,
+            None,
+            "restart",
+            "a replacement does not know how far the order had come; let a step behind it do what may fail",
+        ));
+    }
     if index > 0 || client.is_some() {
         return Ok(());
     }
@@ -304,6 +312,17 @@ fn check_queues(before: &Step, step: &Step) -> Result<()> {
                 ),
             ));
         }
+    }
+    if step.ordered && before.restarts > 0 && before.unfinished == Unfinished::Report {
+        return Err(refuse(
+            step,
+            None,
+            "ordered",
+            format!(
+                "it would wait for what failed in step {:?}; let that be redelivered (unfinished)",
+                before.name
+            ),
+        ));
     }
     if step.ordered && before.backpressure == Backpressure::DropOldest {
         return Err(refuse(

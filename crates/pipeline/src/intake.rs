@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mp_queue::{ErrorKind as QueueErrorKind, Receiver};
 use shm_core::clock::now_ns;
@@ -22,6 +22,9 @@ pub(crate) enum Next {
     /// No more can come.
     End,
 }
+
+/// A wait that is longer than this is used to send time cards home.
+const SOON: Duration = Duration::from_millis(5);
 
 type Noted = (Item, Option<Receipt>, u64);
 
@@ -102,26 +105,27 @@ impl Intake {
 
     fn get(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Item> {
         match self.from.try_get() {
-            Err(error) if *error.kind() == QueueErrorKind::Empty => {
-                home.flush();
-                self.wait(home, until)
-            }
+            Err(error) if *error.kind() == QueueErrorKind::Empty => self.wait(home, until),
             answer => answer,
         }
         .inspect(|_| home.board.count_taken(self.lane))
     }
 
     fn wait(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Item> {
-        match until {
-            Some(until) => {
+        // Time cards go home while there is nothing else to do, but not before each of many short waits.
+        home.enter(State::WaitsForInput(self.lane));
+        let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
+        let soon = left().map_or(SOON, |left| left.min(SOON));
+        match self.from.get_timeout(soon) {
+            Err(error) if *error.kind() == QueueErrorKind::TimedOut => home.flush(),
+            answer => return answer,
+        }
+        match left() {
+            Some(left) => {
                 home.enter(State::Pauses);
-                let timeout = until.saturating_duration_since(Instant::now());
-                self.from.get_timeout(timeout)
+                self.from.get_timeout(left)
             }
-            None => {
-                home.enter(State::WaitsForInput(self.lane));
-                self.from.get()
-            }
+            None => self.from.get(),
         }
     }
 }

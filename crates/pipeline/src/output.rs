@@ -31,6 +31,8 @@ pub struct Output {
     /// The item that the stage was called for.
     current: Option<Arc<Card>>,
     published: u64,
+    /// Slots that were given new memory.
+    renewed: u64,
     /// When the stage began to make the next output, where it makes them of nothing.
     called: u64,
     /// Numbers for items that are new: inputs of a first step, batches, further outputs.
@@ -59,6 +61,7 @@ impl Output {
             policy,
             current: None,
             published: 0,
+            renewed: 0,
             called: 0,
             next_input: is_source.then_some(0),
             next_new,
@@ -81,7 +84,7 @@ impl Output {
     /// the latter to the caller as it is: it drops the item and goes on); `Closed` when no process of the next step is
     /// left; `PeerFailed` when a process failed; in a step without tensors or without a next step.
     pub fn loan(&mut self) -> Result<OutputSlot> {
-        let pool = self.pool.as_ref().ok_or_else(|| {
+        let pool = self.pool.clone().ok_or_else(|| {
             Error::invalid(
                 "a slot was asked for in a step that has none: its output_spec names no tensors, or it is the last; \
                  without tensors, use `send`",
@@ -90,7 +93,7 @@ impl Output {
         let asked = now_ns();
         let slot = match pool.take() {
             Some(slot) => Some(slot),
-            None => self.loan_later(pool)?,
+            None => self.loan_later(&pool)?,
         };
         let Some(mut slot) = slot else {
             return Err(Error::new(
@@ -111,8 +114,9 @@ impl Output {
     }
 
     /// No slot is free at once. `None`: the item is to be dropped.
-    fn loan_later(&self, pool: &Arc<Pool>) -> Result<Option<OutputSlot>> {
-        let home = &self.home;
+    fn loan_later(&mut self, pool: &Arc<Pool>) -> Result<Option<OutputSlot>> {
+        let home = Arc::clone(&self.home);
+        let home = &home;
         if pool.is_all_loaned() {
             home.board.set_cause(home.rank, Cause::Deadlock);
             return Err(Error::new(
@@ -153,10 +157,13 @@ impl Output {
             }
         }
         home.enter(State::WaitsForSlot);
-        home.flush();
+        let mut lost = Vec::new();
         let answer = loop {
             // Cleared before the look: what is freed afterwards sets it again.
             pool.freed.clear();
+            if let Some(router) = &self.router {
+                router.drain_abandoned(home);
+            }
             if let Some(slot) = pool.take() {
                 break Ok(Some(slot));
             }
@@ -169,12 +176,34 @@ impl Output {
             }
             match pool.freed.wait_timeout(SLICE) {
                 Ok(()) => {}
-                Err(error) if *error.kind() == QueueErrorKind::TimedOut => {}
+                Err(error) if *error.kind() == QueueErrorKind::TimedOut => {
+                    home.flush();
+                    let seen = self.lost_slots(pool);
+                    if seen.iter().any(|slot| lost.contains(slot))
+                        && pool.renew(|slot| seen.contains(&slot) && lost.contains(&slot))?
+                    {
+                        self.renewed += 1;
+                    }
+                    lost = seen;
+                }
                 Err(error) => break Err(error.into()),
             }
         };
         home.enter(State::Working);
         answer
+    }
+
+    /// Slots that are on no way and that nobody reads, as far as can be seen, though they are not free: a process that was
+    /// killed may leave one count too high. Looked for only as often as processes have died.
+    fn lost_slots(&self, pool: &Pool) -> Vec<u32> {
+        let board = &self.home.board;
+        if board.deaths() <= self.renewed || !self.router.as_ref().is_some_and(Router::is_empty) {
+            return Vec::new();
+        }
+        let slots = 0..pool.len() as u32;
+        slots
+            .filter(|&slot| board.holder(self.home.rank, slot).is_none())
+            .collect()
     }
 
     /// Hands a slot over to the next step, as made of the input that the stage was called for.

@@ -97,6 +97,18 @@ impl Pool {
         }
     }
 
+    /// New memory for a slot that nobody seems to have and that is still counted: whoever had it was killed in the one
+    /// moment that leaves a count too high. If somebody has it after all, it keeps the old memory.
+    pub(crate) fn renew(&self, is_lost: impl Fn(u32) -> bool) -> Result<bool> {
+        for (index, place) in self.slots.lock().slots.iter_mut().enumerate() {
+            if place.is_some() && is_lost(index as u32) {
+                *place = Some(Tensor::<u8>::zeros([self.layout.bytes.max(1)])?.freeze());
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Whether this process itself holds all of them unpublished.
     pub(crate) fn is_all_loaned(&self) -> bool {
         self.slots.lock().slots.iter().all(Option::is_none)

@@ -48,7 +48,7 @@ pub(crate) struct Lane {
     /// Its number on the board.
     pub(crate) lane: u32,
     pub(crate) to: Sender<Item>,
-    /// To take the oldest out, where that is the policy.
+    /// To take the oldest out, where that is the policy, and what a reader has left, where each has a lane of its own.
     pub(crate) from: Option<Receiver<Item>>,
     /// The processes that read it.
     pub(crate) readers: Vec<u32>,
@@ -134,7 +134,6 @@ impl Lane {
             if !waited {
                 waited = true;
                 home.enter(State::Pauses);
-                home.flush();
             }
             home.board.count_put(self.lane, true);
             item.enqueued = now_ns();
@@ -143,6 +142,7 @@ impl Lane {
                 Ok(()) => break Ok(true),
                 Err(failed) => {
                     home.board.count_put(self.lane, false);
+                    home.flush();
                     match failed.into_parts() {
                         (_, Some(back)) => item = back,
                         (error, None) => break Err(error.into()),
@@ -253,6 +253,21 @@ impl Router {
             }
         }
         Ok(())
+    }
+
+    /// Takes back what waits for readers that have had enough, since its slots would wait with it.
+    pub(crate) fn drain_abandoned(&self, home: &Home) {
+        for lane in self.routes.queues.iter().flatten() {
+            if lane.is_abandoned(home) {
+                while lane.displace(home) {}
+            }
+        }
+    }
+
+    /// Whether nothing is on its way from here.
+    pub(crate) fn is_empty(&self) -> bool {
+        let mut lanes = self.routes.queues.iter().flatten();
+        lanes.all(|lane| lane.to.is_empty())
     }
 
     /// Drops the oldest item that waits in any of the queues, to free its slot.

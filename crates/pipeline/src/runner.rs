@@ -279,6 +279,7 @@ impl Runner {
         // Taken from the end.
         backlog.sort_by_key(|item| std::cmp::Reverse((item.id, item.part)));
         self.wiring.board.forget(rank as u32);
+        self.wiring.board.count_death();
         let work = self.wiring.work(rank, self.restarts[rank]);
         let Some(mut work) = work else {
             return Err(Error::invalid(

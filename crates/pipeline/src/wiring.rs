@@ -164,16 +164,23 @@ impl Wiring {
 
     /// The lanes of one queue before a step.
     fn lanes(&self, step: usize, queue: u32, policy: Backpressure) -> Vec<Lane> {
+        // Where readers have queues of their own, some may be done while others go on.
+        let several = self
+            .strands
+            .iter()
+            .filter(|strand| strand.step == step)
+            .count()
+            > 1;
         self.strands
             .iter()
             .enumerate()
             .filter(|(_, strand)| strand.step == step && (strand.queue == queue || step == 0))
             .filter_map(|(lane, strand)| {
-                let drops = policy == Backpressure::DropOldest;
+                let takes_out = policy == Backpressure::DropOldest || several;
                 Some(Lane {
                     lane: lane as u32,
                     to: strand.to.clone()?,
-                    from: strand.from.clone().filter(|_| drops),
+                    from: strand.from.clone().filter(|_| takes_out),
                     readers: strand.readers.clone(),
                 })
             })

@@ -212,7 +212,7 @@ slots = 3
 segments = 3
 delivery = "one"
 restart = 1
-unfinished = "report"
+unfinished = "redeliver"
 limit_ms = 10000
 
 [[pipeline]]
@@ -331,6 +331,12 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
             "join.aggregate",
             "three",
             &["step \"join\", queue group 0", "invalid type", "u32"],
+        ),
+        ("join.restart", "1", &["step \"join\", restart"]),
+        (
+            "load.unfinished",
+            "report",
+            &["step \"join\", ordered", "redelivered"],
         ),
         ("join.replicas", "2", &["step \"join\", ordered"]),
         ("iterator", "Other", &["iterator", "\"Other\""]),

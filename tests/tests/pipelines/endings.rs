@@ -34,6 +34,7 @@ fn at(at: u64, does: &str) -> SeeParams {
 }
 
 pub(crate) fn a_full_queue_ends_the_run_where_that_is_the_policy() {
+    allow_leaks(8);
     let to_client = Pipeline::new()
         .client(client(100).queue_size(2).backpressure(Backpressure::Fail))
         .step(see_values(20));
@@ -102,6 +103,7 @@ pub(crate) fn the_newest_or_the_oldest_is_dropped_where_that_is_the_policy() {
 }
 
 pub(crate) fn a_stage_that_loans_more_than_there_is_is_told() {
+    allow_leaks(8);
     let params = SeeParams {
         keep: 2,
         ..SeeParams::default()
@@ -123,6 +125,7 @@ pub(crate) fn a_stage_that_loans_more_than_there_is_is_told() {
 }
 
 pub(crate) fn a_stage_that_keeps_more_than_there_is_is_told() {
+    allow_leaks(8);
     let params = SeeParams {
         keep: 4,
         ..SeeParams::default()
@@ -290,6 +293,7 @@ pub(crate) fn a_stage_that_hangs_ends_the_run_or_is_replaced() {
 }
 
 pub(crate) fn a_run_that_takes_too_long_or_is_stopped_says_so() {
+    allow_leaks(8);
     let endless = || {
         Pipeline::new()
             .client(Client::new(0_u64..))

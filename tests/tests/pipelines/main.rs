@@ -1,5 +1,6 @@
 //! Pipelines of real processes: what arrives, where, in which order; and that whatever happens is told and leaves nothing.
 
+mod chaos;
 mod command;
 mod config;
 mod endings;
@@ -12,11 +13,12 @@ use std::process::ExitCode;
 use integration_tests::tests;
 
 fn main() -> ExitCode {
+    use chaos::*;
     use command::*;
     use config::*;
     use endings::*;
     use flow::*;
-    integration_tests::main(&tests![
+    let tests = tests![
         every_item_is_handled_once_among_replicas,
         values_travel_without_tensors,
         an_input_may_have_several_outputs_or_none,
@@ -46,5 +48,8 @@ fn main() -> ExitCode {
         what_cannot_run_is_told_with_step_group_and_key,
         clips_give_the_same_features_however_they_are_split,
         the_command_says_how_a_run_ended,
-    ])
+        killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are_accounted_for,
+        a_reader_that_has_had_enough_does_not_keep_the_others_from_theirs,
+    ];
+    integration_tests::main_with_scenes(&tests, &tests![replaced_again_and_again])
 }
