@@ -1,9 +1,12 @@
 //! Processes that are killed again and again while their step replaces them: no hang, and every item accounted for.
 
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
-use tensormp::pipeline::{Delivery, Pipeline, QueueGroup, Step, Unfinished};
+use tensormp::pipeline::{Client, Delivery, Pipeline, QueueGroup, Step, Unfinished};
 
 use crate::flow::{client, numbers, see};
 use crate::stages::*;
@@ -100,6 +103,52 @@ pub(crate) fn killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are
     }
     // Which process gets how many items is the scheduler's business: some may not come by so often.
     assert!(killed >= 5, "{killed} of 10 were killed");
+}
+
+/// How many processes are killed at random.
+const KILLS: usize = 40;
+
+pub(crate) fn killed_at_random_processes_are_replaced_and_items_are_accounted_for() {
+    integration_tests::allow_leaks(2 * KILLS);
+    let again = |step: Step| step.replicas(2).restart(1000, Unfinished::Redeliver);
+    // As many inputs as can be finished until the killing stops, and some more.
+    let stop = Arc::new(AtomicBool::new(false));
+    let go_on = Arc::clone(&stop);
+    let inputs = (0_u64..).take_while(move |_| !go_on.load(Ordering::Relaxed));
+    let running = Pipeline::new()
+        .client(Client::new(inputs))
+        .step(again(
+            Step::of::<Load>("load", LoadParams::default()).slots(2),
+        ))
+        .step(again(
+            Step::of::<Copy>("copy", SeeParams::default())
+                .slots(2)
+                .segments(2),
+        ))
+        .step(again(Step::of::<See>("see", SeeParams::default())))
+        .start()
+        .unwrap();
+    let mut random = 7_u64;
+    for _ in 0..KILLS {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        std::thread::sleep(Duration::from_millis(random >> 59));
+        let pid = running.pids()[(random >> 33) as usize % 6];
+        // Not one that has just been waited for: its number may be another's.
+        if integration_tests::children().contains(&pid) {
+            integration_tests::kill(pid);
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    let report = running.wait();
+    assert!(report.error().is_none(), "{report:?}");
+    let (items, restarts) = (report.items(), report.processes().iter());
+    let restarts: u64 = restarts.map(|process| u64::from(process.restarts())).sum();
+    assert!(restarts > 0 && items.completed > 0, "{items:?}");
+    assert_eq!(items.offered, items.completed + items.failed, "{items:?}");
+    // A process loses at most what it had just taken and not noted.
+    assert!(items.failed <= restarts, "{items:?}, {restarts} restarts");
 }
 
 pub(crate) fn a_reader_that_has_had_enough_does_not_keep_the_others_from_theirs() {

@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         clips_give_the_same_features_however_they_are_split,
         the_command_says_how_a_run_ended,
         killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are_accounted_for,
+        killed_at_random_processes_are_replaced_and_items_are_accounted_for,
         a_reader_that_has_had_enough_does_not_keep_the_others_from_theirs,
     ];
     integration_tests::main_with_scenes(&tests, &tests![replaced_again_and_again])
