@@ -1,5 +1,6 @@
 //! The command line of a program whose pipelines come from configuration files.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -143,19 +144,22 @@ where
         Err(error) => return told(&error, 2),
     };
     if check {
-        if json {
-            println!("{}", json!({"check": "ok"}));
-        } else {
-            println!("{} could run", config.display());
-        }
-        return ExitCode::SUCCESS;
+        let text = match json {
+            true => json!({"check": "ok"}).to_string(),
+            false => format!("{} could run", config.display()),
+        };
+        return match print(&(text + "\n")) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => told(&error, 1),
+        };
     }
     match run(pipeline) {
         Ok(report) => {
-            print(&report, json);
-            match report.error() {
-                Some(error) => told(error, code(report.termination())),
-                None => ExitCode::SUCCESS,
+            let printed = print(&text(&report, json));
+            match (report.error(), printed) {
+                (Some(error), _) => told(error, code(report.termination())),
+                (None, Err(error)) => told(&error, 1),
+                (None, Ok(())) => ExitCode::SUCCESS,
             }
         }
         Err(error) => told(
@@ -203,7 +207,20 @@ fn run(pipeline: Pipeline) -> Result<Report> {
     Ok(report)
 }
 
-fn print(report: &Report, as_json: bool) {
+/// Prints to whoever reads; one that has read enough is no mistake.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::caused(
+            ErrorKind::File,
+            "the outcome could not be written",
+            error,
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn text(report: &Report, as_json: bool) -> String {
     let (items, seconds) = (report.items(), report.seconds());
     let rate = items.completed as f64 / seconds.max(1e-9);
     if as_json {
@@ -226,27 +243,27 @@ fn print(report: &Report, as_json: bool) {
             "per_second": rate,
             "processes": processes.collect::<Vec<_>>(),
         });
-        println!("{value}");
-        return;
+        return format!("{value}\n");
     }
-    println!(
-        "{}: {} items in {seconds:.3} s, {rate:.1}/s",
+    let mut text = format!(
+        "{}: {} items in {seconds:.3} s, {rate:.1}/s\n",
         report.termination(),
         items.completed
     );
     if items.dropped + items.failed + items.redelivered > 0 {
-        println!(
-            "{} dropped, {} failed, {} redelivered",
+        text.push_str(&format!(
+            "{} dropped, {} failed, {} redelivered\n",
             items.dropped, items.failed, items.redelivered
-        );
+        ));
     }
     for process in report.processes() {
-        println!(
-            "{:<24} pid {:<8} {:>8} in {:>8} out",
+        text.push_str(&format!(
+            "{:<24} pid {:<8} {:>8} in {:>8} out\n",
             process.name(),
             process.pid(),
             process.inputs(),
             process.outputs()
-        );
+        ));
     }
+    text
 }

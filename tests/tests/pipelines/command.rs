@@ -13,7 +13,12 @@ fn configuration(name: &str) -> PathBuf {
 
 /// Small clips: what is looked at is the command, and that the results are the same.
 fn run(name: &str, more: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_video_clips"))
+    command(name, more).output().expect("video_clips runs")
+}
+
+fn command(name: &str, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_video_clips"));
+    command
         .arg("run")
         .arg(configuration(name))
         .args([
@@ -26,9 +31,8 @@ fn run(name: &str, more: &[&str]) -> Output {
         ])
         .args(["--set", "pipeline.0.clips=6", "--set", "pipeline.1.clips=6"])
         .args(more)
-        .stdin(Stdio::null())
-        .output()
-        .expect("video_clips runs")
+        .stdin(Stdio::null());
+    command
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -81,6 +85,15 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     let run_json = std::fs::read_to_string(dir.path().join("run/run.json")).unwrap();
     let run_json: Value = serde_json::from_str(&run_json).unwrap();
     assert_eq!(run_json["config"]["client"]["count"], 3);
+
+    // Nobody reads, or nothing can be written.
+    let closed = std::io::pipe().unwrap().1;
+    let full = std::fs::File::create("/dev/full").unwrap();
+    for (out, code) in [(Stdio::from(closed), 0), (Stdio::from(full), 1)] {
+        let mut command = command("whole.toml", &["--check"]);
+        let status = command.stdout(out).stderr(Stdio::null()).status().unwrap();
+        assert_eq!(status.code(), Some(code));
+    }
 
     let checked = run("segments.toml", &["--check"]);
     assert_eq!(checked.status.code(), Some(0));
