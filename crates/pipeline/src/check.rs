@@ -147,7 +147,7 @@ fn check_processes(step: &Step, devices: &dyn Fn() -> Result<usize, String>) -> 
             ));
         }
     }
-    if step.stdin == Stdin::Inherit && step.processes() > 1 {
+    if matches!(step.stdin, Stdin::Inherit) && step.processes() > 1 {
         return Err(refuse(
             step,
             None,

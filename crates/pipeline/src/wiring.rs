@@ -137,7 +137,7 @@ impl Wiring {
     }
 
     pub(crate) fn process(&self, rank: usize) -> Process {
-        Process::named(self.seats[rank].name.clone()).stdin(self.step_of(rank).stdin)
+        Process::named(self.seats[rank].name.clone()).stdin(self.step_of(rank).stdin.clone())
     }
 
     /// Slots of all processes of a step, and the bytes of the largest.
