@@ -58,3 +58,9 @@ pub struct Memory;
 #[doc = include_str!("../../docs/src/pipelines.md")]
 #[derive(Debug)]
 pub struct Pipelines;
+
+/// Pools.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/pool.md")]
+#[derive(Debug)]
+pub struct Pools;

@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     if bench::is_nothing() {
         return ExitCode::SUCCESS;
     }
-    // The processes that `bench spawn` starts are this program.
+    // The processes that `bench spawn` starts, and the workers of its pools, are this program.
     spawn::init();
     let done = match Cli::parse().command {
         Command::Test(args) => test::run(&args),

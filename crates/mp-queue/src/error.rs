@@ -48,6 +48,51 @@ pub enum ErrorKind {
     Deadlock(Deadlock),
     /// The arena, or the encoding of a value: the source says more.
     Arena(shm_core::ErrorKind),
+    /// A pool's task returned an error.
+    TaskRaised {
+        /// The task's number in its pool.
+        task: u64,
+        /// The worker's process.
+        pid: u32,
+        /// The error's text, then that of its source, and so on.
+        chain: Vec<String>,
+    },
+    /// A pool's task panicked; the worker caught it and works on.
+    TaskPanicked {
+        /// The task's number in its pool.
+        task: u64,
+        /// The worker's process.
+        pid: u32,
+        /// What the panic said.
+        message: String,
+        /// `file:line:column`, as far as known.
+        location: Option<String>,
+    },
+    /// The worker ended while it was at this task.
+    TaskLost {
+        /// The task's number in its pool.
+        task: u64,
+        /// The worker's process.
+        pid: u32,
+        /// How the worker ended.
+        cause: String,
+    },
+    /// The task was cancelled.
+    TaskCancelled {
+        /// The task's number in its pool.
+        task: u64,
+    },
+    /// A pool's workers end as soon as they are started, and it has given up.
+    CrashLoop {
+        /// How many workers in a row ended without having begun a task.
+        crashes: u32,
+        /// How the last one ended.
+        cause: String,
+    },
+    /// A pool's worker could not be started.
+    NoWorker,
+    /// A pool was asked to do something that only waiting for itself could do.
+    Inside,
 }
 
 impl Error {
@@ -78,6 +123,21 @@ impl Error {
             source: Some(Box::new(deadlock.clone())),
             ..Self::new(ErrorKind::Deadlock(deadlock), context)
         }
+    }
+
+    /// The same error with another one below it.
+    #[must_use]
+    pub(crate) fn because(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// The same error once more, without what is below it.
+    pub(crate) fn again(&self) -> Self {
+        Self::new(self.kind.clone(), self.context.clone())
     }
 
     /// The case, for programs.

@@ -292,6 +292,13 @@ impl<R> SpawnContext<R> {
         }
     }
 
+    /// Has `hook` called when all processes have ended, with what [`join`](SpawnContext::join) would say, or at once if
+    /// they have. It runs on the thread that supervises all processes of this program: it must not block, start a
+    /// process, or join one.
+    pub fn on_end(&self, hook: impl FnOnce(&Result<()>) + Send + 'static) {
+        self.story.on_end(Box::new(hook));
+    }
+
     /// Waits for the end and reads the results, once.
     fn settle(&mut self, until: Option<Instant>) {
         if self.end.is_some() {

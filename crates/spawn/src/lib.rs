@@ -30,6 +30,7 @@
 //! - Waiting as you like: [`join`](SpawnContext::join), with a limit, not at all, for any of them, in an async function
 //!   of any runtime ([`join_async`](SpawnContext::join_async)); or not waiting: [`detach`](SpawnContext::detach).
 //! - A say in what a process gets and how it runs: [`Process`].
+//! - For crates that keep processes waiting for work: a name for a function that fits into a message ([`Function`]).
 //!
 //! # What a worker is
 //!
@@ -104,6 +105,7 @@ mod failure;
 mod fork;
 pub mod forkserver;
 mod frame;
+mod function;
 mod group;
 mod hello;
 mod image;
@@ -135,6 +137,7 @@ pub use context::{ProcessState, SpawnContext, Stopper};
 pub use door::Door;
 pub use entry::{init, init_with};
 pub use error::{Deadlock, Error, ErrorKind, Exit, Result, Worker};
+pub use function::{Failure, Function, attempt};
 pub use group::Group;
 pub use method::StartMethod;
 pub use one::{OneProcess, spawn_one};

@@ -1,5 +1,6 @@
 //! What a context and the supervisor share: who the processes are, and how it ended.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -55,9 +56,29 @@ struct State {
     /// It will end with an error, as soon as all have been stopped.
     failing: bool,
     end: Option<Result<(), Error>>,
+    hooks: Hooks,
     /// Tasks that wait for the end, by the key of their wait.
     sleepers: Vec<(u64, Waker)>,
     keys: u64,
+}
+
+/// What is to be called at the end.
+type Hook = Box<dyn FnOnce(&Result<(), Error>) + Send>;
+
+#[derive(Default)]
+struct Hooks(Vec<Hook>);
+
+impl std::fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} hooks", self.0.len())
+    }
+}
+
+fn call(hook: Hook, end: &Result<(), Error>) {
+    // The supervisor serves all contexts of the program; what one of them does wrong must not end it.
+    if catch_unwind(AssertUnwindSafe(|| hook(end))).is_err() {
+        tracing::error!("what was to be called at the end of a context panicked");
+    }
 }
 
 impl State {
@@ -165,13 +186,30 @@ impl Story {
     /// The first end counts: it is the one that may have been told already.
     pub(crate) fn finish(&self, end: Result<(), Error>) {
         let mut state = self.state.lock();
-        if state.end.is_none() {
-            state.end = Some(end);
-            self.changed.notify_all();
-            let sleepers = std::mem::take(&mut state.sleepers);
-            // A waker is the runtime's code, which may come back here.
-            drop(state);
-            sleepers.into_iter().for_each(|(_, waker)| waker.wake());
+        if state.end.is_some() {
+            return;
+        }
+        state.end = Some(end.clone());
+        let hooks = std::mem::take(&mut state.hooks);
+        let sleepers = std::mem::take(&mut state.sleepers);
+        self.changed.notify_all();
+        // A hook is the user's code and a waker the runtime's, which may come back here.
+        drop(state);
+        sleepers.into_iter().for_each(|(_, waker)| waker.wake());
+        for hook in hooks.0 {
+            call(hook, &end);
+        }
+    }
+
+    /// Has `hook` called at the end, on the supervisor's thread; at once if the end has come.
+    pub(crate) fn on_end(&self, hook: Hook) {
+        let mut state = self.state.lock();
+        match state.end.clone() {
+            None => state.hooks.0.push(hook),
+            Some(end) => {
+                drop(state);
+                call(hook, &end);
+            }
         }
     }
 

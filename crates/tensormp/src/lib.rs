@@ -34,7 +34,7 @@
 //! |---|---|
 //! | `shm_core` | the arena, tensors in it, the processes that take part |
 //! | `spawn` | functions run in other processes, supervised, their errors brought home |
-//! | `mp_queue` | queues, lanes, locks, semaphores, events, barriers |
+//! | `mp_queue` | queues, lanes, locks, semaphores, events, barriers, [pools](mp_queue::pool) |
 //! | `pipeline` | rings of slots, stages of replicated processes: [`pipeline::Pipeline`] |
 //! | `cuda_ipc` | whether there is a CUDA device; not re-exported |
 //!
@@ -52,7 +52,7 @@ pub use ::spawn::{Group, Process, SpawnContext, StartMethod, Stdin, forkserver, 
 pub use error::{Error, Result};
 pub use mp_queue::{
     self, Barrier, BoundedSemaphore, Condvar, Event, JoinableQueue, LaneReceiver, LaneSender,
-    Mutex, PutError, Queue, RLock, Receiver, RwLock, Semaphore, Sender, SimpleQueue, pair,
+    Mutex, Pool, PutError, Queue, RLock, Receiver, RwLock, Semaphore, Sender, SimpleQueue, pair,
 };
 pub use pipeline;
 #[cfg(feature = "dlpack")]
@@ -71,7 +71,7 @@ pub use shm_core::{
 pub mod prelude {
     pub use crate::{
         AliasedTensor, Arena, Barrier, Bool, Dtype, DynTensor, Element, Event, Group,
-        JoinableQueue, LaneReceiver, LaneSender, Process, Queue, Receiver, Semaphore, Sender,
+        JoinableQueue, LaneReceiver, LaneSender, Pool, Process, Queue, Receiver, Semaphore, Sender,
         Shape, SharedTensor, SpawnContext, Stdin, Tensor, bf16, f16, pair, spawn,
     };
 }

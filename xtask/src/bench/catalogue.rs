@@ -10,6 +10,7 @@ use super::floor::{CacheLine, FutexWake};
 use super::many::{Idle, Many};
 use super::memory::{FirstTouch, Memcpy};
 use super::payload::{LARGE, SIZES};
+use super::pool::{Pooled, PythonCall, RoundTrip, Work};
 use super::queue::{Kind, Queued};
 use super::ring::{Ring, Waiting};
 use super::start::{Peer, Start, Way};
@@ -28,6 +29,8 @@ pub(crate) enum Suite {
     Spawn,
     /// Tensors made, filled, cloned, sent and dropped, and an arena joined.
     Memory,
+    /// Tasks of a pool: single calls, and those of a map.
+    Pool,
 }
 
 /// A subject and the floor that fits it; none: the subject itself.
@@ -43,6 +46,7 @@ impl Suite {
             Suite::Handoff,
             Suite::Queue,
             Suite::Memory,
+            Suite::Pool,
             Suite::Spawn,
         ]
     }
@@ -54,6 +58,7 @@ impl Suite {
             Suite::Queue => "queue",
             Suite::Spawn => "spawn",
             Suite::Memory => "memory",
+            Suite::Pool => "pool",
         }
     }
 
@@ -78,6 +83,15 @@ impl Suite {
             Suite::Memory => memory(),
             Suite::Queue => queue(),
             Suite::Spawn => starts(),
+            Suite::Pool => {
+                let work = [Work::Call, Work::Map { chunk: 1 }, Work::Map { chunk: 16 }];
+                let mut cases: Vec<_> = work
+                    .into_iter()
+                    .map(|work| Case::task(Pooled(work)))
+                    .collect();
+                cases.push(Case::task(PythonCall));
+                cases
+            }
         }
     }
 }
@@ -88,6 +102,14 @@ impl Case {
         Case {
             subject: Box::new(subject),
             floor: Some(Box::new(CacheLine)),
+        }
+    }
+
+    /// A task, which cannot take less than its message there and back.
+    fn task(subject: impl Subject + 'static) -> Case {
+        Case {
+            subject: Box::new(subject),
+            floor: Some(Box::new(RoundTrip)),
         }
     }
 
@@ -254,6 +276,8 @@ mod tests {
             "alloc 4KiB at 1000000",
             "drop 4KiB at 1 among 64",
             "attach 64GiB",
+            "call",
+            "map",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

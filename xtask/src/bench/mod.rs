@@ -2,8 +2,9 @@
 //!
 //! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
 //! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue), `memory` (making, filling, cloning,
-//! sending and dropping tensors, and joining an arena) and `spawn` (starting a process, by each method and by another crate,
-//! against running this program again). Floor and subject alternate in short batches, and a ratio is the median
+//! sending and dropping tensors, and joining an arena), `pool` (tasks of a pool, against the round trip of a queue) and `spawn`
+//! (starting a process, by each method and by another crate, against running this program again). Floor and subject alternate
+//! in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
 mod arena;
@@ -23,6 +24,7 @@ mod mapping;
 mod memory;
 mod pair;
 mod payload;
+mod pool;
 mod queue;
 mod report;
 mod ring;
@@ -60,6 +62,9 @@ pub(crate) struct Args {
     /// Keep the run, with notes on the machine, as docs/runs/NAME.jsonl and docs/runs/NAME.md.
     #[arg(long, value_name = "NAME")]
     save: Option<String>,
+    /// A Python whose own pool is measured as well.
+    #[arg(long, value_name = "PATH")]
+    python: Option<std::path::PathBuf>,
     /// Measure with this build of xtask even if it isn't optimised: for testing the benchmark itself.
     #[arg(long, hide = true)]
     as_built: bool,
@@ -73,6 +78,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(pins) => pins,
         None => machine::choose_pins()?,
     };
+    if let Some(path) = &args.python {
+        pool::use_python(path.clone());
+    }
     let suites = if args.suites.is_empty() {
         Suite::all()
     } else {

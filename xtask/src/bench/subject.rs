@@ -62,7 +62,6 @@ pub(crate) trait Subject {
     fn prepare(&self) -> std::result::Result<(), String> {
         Ok(())
     }
-
     /// Bytes of memory that it needs; the case is left out where there is less.
     fn room(&self) -> u64 {
         0

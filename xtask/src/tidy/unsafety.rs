@@ -129,6 +129,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "a bare fork, to see that it can do nothing",
     ),
     (
+        "crates/spawn/src/function.rs",
+        "a checked descriptor in the executable becomes the function it names",
+    ),
+    (
         "crates/spawn/src/fork.rs",
         "the copy that a fork server makes of itself, and that copy's command line and environment",
     ),
@@ -138,7 +142,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "crates/spawn/src/text.rs",
-        "asks the loader where the executable's code is",
+        "asks the loader where the executable's code and data are",
     ),
     (
         "crates/spawn/src/trampoline.rs",

@@ -73,6 +73,32 @@ impl Incoming {
     }
 }
 
+impl Incoming {
+    /// Takes a value off the front of the message; the rest holds all that the message refers to. For receivers that learn
+    /// from the front what the rest is.
+    ///
+    /// # Errors
+    /// `Decode` when the bytes are not what the type reads, also when the type has a tensor in it. The message is as it
+    /// was then.
+    pub fn take_prefix<H: DeserializeOwned>(&mut self) -> Result<H> {
+        match postcard::take_from_bytes::<H>(&self.body) {
+            Ok((head, rest)) => {
+                let read = self.body.len() - rest.len();
+                self.body.drain(..read);
+                Ok(head)
+            }
+            Err(cause) => Err(Error::new(
+                ErrorKind::Decode,
+                format!(
+                    "the front of a message could not be read as {}: {cause}",
+                    std::any::type_name::<H>()
+                ),
+            )
+            .because(cause)),
+        }
+    }
+}
+
 /// Puts a scope in place for as long as it lives, and the one before back, also when serde code panics.
 struct DecodeGuard(Option<Box<DecodeScope>>);
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use super::decode::{Arrived, Entries, decode_with};
+use super::decode::{Arrived, Entries, Incoming, decode_with};
 use super::parse::{
     Body, Entry, FEW, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
     parse_spilled, words_of,
@@ -408,6 +408,37 @@ impl Outgoing {
             .filter(|pin| pin.what == What::Object)
             .filter_map(|pin| Object::over(pin.held.clone()).ok())
             .collect()
+    }
+}
+
+impl Incoming {
+    /// A message that was taken out of one queue, to be put into another of the same arena, without knowing its type.
+    ///
+    /// # Errors
+    /// `OutOfRoom` when it needs a block of its own; `WrongMode` for a ring's slot, which belongs to its ring;
+    /// everything the message held is released then.
+    pub fn forward(mut self, arena: &Arena) -> Result<Outgoing> {
+        let mut pins = Pins::default();
+        let mut table = Vec::new();
+        for slot in &mut self.entries.0 {
+            let Some(Arrived { held, what, extra }) = slot.take() else {
+                continue;
+            };
+            match what {
+                // The block that the message came in; it gets another if it needs one.
+                What::Spill => continue,
+                What::Slot => return Err(Error::wrong_mode("a ring's slot", "a message")),
+                _ => {}
+            }
+            table.push(what.code());
+            table.extend_from_slice(&held.line.to_le_bytes()[..5]);
+            table.extend_from_slice(&held.generation.to_le_bytes()[..5]);
+            // It came with its length in one byte.
+            table.push(extra.len() as u8);
+            table.extend_from_slice(&extra);
+            pins.0.push(Pin { held, what });
+        }
+        finish(arena, pins, &table, &self.body)
     }
 }
 

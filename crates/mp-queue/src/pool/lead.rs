@@ -1,0 +1,150 @@
+//! Leading and following: how threads wait for outcomes without a thread between them and the workers.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, MutexGuard};
+
+use shm_core::object::Object;
+
+use super::crew::{Crew, Leader, State};
+use super::sink::Sink;
+use crate::error::Result;
+use crate::wait::{Deadline, wait};
+
+impl Crew {
+    /// Waits until `done` gives something, leading or following; `None` when the deadline is over. A follower looks when
+    /// something came into `sink`.
+    ///
+    /// # Errors
+    /// `Deadlock` when nobody can end this wait any more: the tasks wait for what only this process could do.
+    pub(super) fn wait_for<T>(
+        &self,
+        deadline: Deadline,
+        sink: Option<&Sink>,
+        mut done: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<Result<T>> {
+        let mut state = self.state.lock();
+        loop {
+            self.turn(&mut state);
+            if let Some(answer) = done(&mut state) {
+                return Some(Ok(answer));
+            }
+            if deadline.is_now() {
+                return None;
+            }
+            if state.leader != Leader::Caller {
+                // The keeper sees that the lead is not its own any more.
+                state.leader = Leader::Caller;
+                // What the next reply can come through: looked at without the lock while this thread spins.
+                let watched: Vec<Object> = state
+                    .workers
+                    .iter()
+                    .filter(|worker| !worker.flights.is_empty())
+                    .map(|worker| worker.link.replies().clone())
+                    .collect();
+                drop(state);
+                let lead = Lead(self);
+                let answer = wait(
+                    &self.bell,
+                    0,
+                    self.options.policy,
+                    deadline,
+                    &Cell::new(None),
+                    || watched.iter().any(|lane| lane.lookout(0).glance()),
+                    |_| {
+                        let mut state = self.state.lock();
+                        self.turn(&mut state);
+                        done(&mut state).map(Ok)
+                    },
+                );
+                drop(lead);
+                match answer {
+                    // A worker that is being replaced is not there to be seen.
+                    Some(Err(error)) if self.is_in_motion() => {
+                        tracing::debug!(%error, "not so: a worker is being replaced");
+                        state = self.state.lock();
+                        continue;
+                    }
+                    answer => return answer,
+                }
+            }
+            match self.follow(&mut state, deadline, sink, &mut done) {
+                Followed::Done(answer) => return Some(Ok(answer)),
+                Followed::TimedOut => return None,
+                Followed::Lead => {}
+            }
+        }
+    }
+
+    /// Whether workers end or are started.
+    fn is_in_motion(&self) -> bool {
+        let state = self.state.lock();
+        !state.ended.is_empty() || self.lacks_a_worker(&state)
+    }
+
+    fn follow<T>(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        deadline: Deadline,
+        sink: Option<&Sink>,
+        done: &mut impl FnMut(&mut State) -> Option<T>,
+    ) -> Followed<T> {
+        let place = Arc::new(Condvar::new());
+        state.followers.push_back(Arc::clone(&place));
+        if let Some(sink) = sink {
+            sink.set_waiter(Some(Arc::clone(&place)));
+        }
+        let followed = loop {
+            let late = match deadline {
+                Deadline::At(at) => place.wait_until(state, at).timed_out(),
+                Deadline::Never => {
+                    place.wait(state);
+                    false
+                }
+                Deadline::Now => true,
+            };
+            if let Some(answer) = done(state) {
+                break Followed::Done(answer);
+            }
+            if late {
+                break Followed::TimedOut;
+            }
+            if state.leader != Leader::Caller {
+                break Followed::Lead;
+            }
+        };
+        state.followers.retain(|other| !Arc::ptr_eq(other, &place));
+        if let Some(sink) = sink {
+            sink.set_waiter(None);
+        }
+        // The lead may just have been offered to this thread, which does not take it.
+        if !matches!(followed, Followed::Lead) && state.leader == Leader::Nobody {
+            self.offer_the_lead(state);
+        }
+        followed
+    }
+
+    fn offer_the_lead(&self, state: &State) {
+        if !state.wake_a_follower() {
+            self.tell_the_keeper(state);
+        }
+    }
+}
+
+enum Followed<T> {
+    Done(T),
+    TimedOut,
+    Lead,
+}
+
+/// The lead; dropped, it is somebody else's.
+struct Lead<'a>(&'a Crew);
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.leader = Leader::Nobody;
+        self.0.offer_the_lead(&state);
+    }
+}

@@ -1,0 +1,117 @@
+//! Where outcomes arrive for the thread that waits for them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+use serde::de::DeserializeOwned;
+use shm_core::message::Incoming;
+use spawn::Failure;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// What became of one request.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    /// Which of the sink's requests.
+    pub(super) index: u64,
+    pub(super) task: u64,
+    pub(super) pid: u32,
+    /// The reply, still encoded, or why there is none.
+    pub(super) outcome: Result<Box<Incoming>>,
+}
+
+impl Arrived {
+    /// The value, once the reply is read as what the function gives.
+    pub(super) fn value<V: DeserializeOwned>(self) -> Result<V> {
+        let (task, pid) = (self.task, self.pid);
+        let outcome: Result<V, Failure> = self.outcome?.decode()?;
+        outcome.map_err(|failure| failed(task, pid, failure))
+    }
+
+    /// The values of a chunk of `count` tasks. What befell the chunk befell each of them.
+    pub(super) fn values<V: DeserializeOwned>(self, count: usize) -> Vec<Result<V>> {
+        let (task, pid) = (self.task, self.pid);
+        match self.value::<Vec<Result<V, Failure>>>() {
+            Ok(values) if values.len() == count => values
+                .into_iter()
+                .map(|value| value.map_err(|failure| failed(task, pid, failure)))
+                .collect(),
+            Ok(values) => {
+                let text = format!(
+                    "a chunk of {count} tasks came back with {} results",
+                    values.len()
+                );
+                let error = Error::new(ErrorKind::Arena(shm_core::ErrorKind::Decode), text);
+                (0..count).map(|_| Err(error.again())).collect()
+            }
+            Err(error) => (0..count).map(|_| Err(error.again())).collect(),
+        }
+    }
+}
+
+fn failed(task: u64, pid: u32, failure: Failure) -> Error {
+    match failure {
+        Failure::Raised { chain, .. } => {
+            let text = format!(
+                "task {task} (pid {pid}) returned an error: {}",
+                chain.join(": ")
+            );
+            Error::new(ErrorKind::TaskRaised { task, pid, chain }, text)
+        }
+        Failure::Panicked {
+            message, location, ..
+        } => {
+            let place = location
+                .as_ref()
+                .map(|place| format!(" at {place}"))
+                .unwrap_or_default();
+            let text = format!("task {task} (pid {pid}) panicked{place}: {message}");
+            let kind = ErrorKind::TaskPanicked {
+                task,
+                pid,
+                message,
+                location,
+            };
+            Error::new(kind, text)
+        }
+    }
+}
+
+/// A place for outcomes. Pushed to under the pool's lock; its own lock is for the type system only.
+#[derive(Debug, Default)]
+pub(super) struct Sink(Mutex<Inside>);
+
+#[derive(Debug, Default)]
+struct Inside {
+    arrived: VecDeque<Arrived>,
+    /// Where the thread sleeps that waits for it, if one does.
+    waiter: Option<Arc<Condvar>>,
+}
+
+impl Sink {
+    pub(super) fn push(&self, arrived: Arrived) {
+        let mut inside = self.0.lock();
+        inside.arrived.push_back(arrived);
+        if let Some(waiter) = &inside.waiter {
+            waiter.notify_all();
+        }
+    }
+
+    pub(super) fn pop(&self) -> Option<Arrived> {
+        self.0.lock().arrived.pop_front()
+    }
+
+    /// Moves all that arrived to the end of `to`.
+    pub(super) fn drain_into(&self, to: &mut Vec<Arrived>) {
+        to.extend(self.0.lock().arrived.drain(..));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.lock().arrived.is_empty()
+    }
+
+    pub(super) fn set_waiter(&self, waiter: Option<Arc<Condvar>>) {
+        self.0.lock().waiter = waiter;
+    }
+}

@@ -1,0 +1,105 @@
+//! [`Task`]: what was submitted, and will have an outcome.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::crew::{Crew, closed};
+use super::sink::Sink;
+use crate::error::Result;
+use crate::wait::Deadline;
+
+/// A task that was [submitted](super::Pool::submit). Dropping it leaves the task alone: it runs, and nobody hears of it.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # spawn::init();
+/// # let pool = mp_queue::Pool::new(2)?;
+/// let task = pool.submit(|x: u64| Ok::<_, String>(x + 1), 41)?;
+/// // … something else meanwhile …
+/// assert_eq!(task.wait()?, 42);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a task's outcome is seen by waiting for it; to run it and ignore the outcome, bind it to `_`"]
+pub struct Task<V> {
+    pub(super) crew: Arc<Crew>,
+    pub(super) sink: Arc<Sink>,
+    pub(super) number: u64,
+    pub(super) given: bool,
+    pub(super) value: PhantomData<fn() -> V>,
+}
+
+impl<V> Task<V> {
+    /// Its number in its pool, which errors name.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether the outcome is there, so that waiting for it takes no time.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.given || matches!(self.arrives(Deadline::Now), Some(Ok(())))
+    }
+
+    /// Stops it: a task that was not begun never is, and one that runs is ended by killing its worker, which is replaced.
+    /// Other tasks, also those that this worker had been given already, are not touched. The outcome is then
+    /// [`TaskCancelled`](crate::ErrorKind::TaskCancelled).
+    ///
+    /// `false` when it is done already, or runs in a [thread](super::Builder::threads), which cannot be killed.
+    pub fn cancel(&self) -> bool {
+        self.crew.cancel(self.number)
+    }
+
+    fn arrives(&self, deadline: Deadline) -> Option<Result<()>> {
+        let arrived = || (!self.sink.is_empty()).then_some(());
+        self.crew
+            .wait_for(deadline, Some(&self.sink), |_| arrived())
+    }
+}
+
+impl<V: DeserializeOwned> Task<V> {
+    /// Waits for the outcome.
+    ///
+    /// # Errors
+    /// `TaskRaised`, `TaskPanicked`, `TaskLost` when the worker ended, `TaskCancelled`, `CrashLoop`; `Closed` when the
+    /// pool is gone; `Deadlock` when all that could end the wait wait themselves; what decoding the result can answer.
+    pub fn wait(mut self) -> Result<V> {
+        self.take(Deadline::Never).unwrap_or_else(|| Err(closed()))
+    }
+
+    /// Waits so long for the outcome; `None` if it is not there then. It is given once.
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<V>> {
+        self.take(Deadline::after(timeout))
+    }
+
+    /// The outcome if it is there now. It is given once.
+    pub fn try_wait(&mut self) -> Option<Result<V>> {
+        self.take(Deadline::Now)
+    }
+
+    fn take(&mut self, deadline: Deadline) -> Option<Result<V>> {
+        if self.given {
+            return None;
+        }
+        if let Err(error) = self.arrives(deadline)? {
+            return Some(Err(error));
+        }
+        let arrived = self.sink.pop()?;
+        self.given = true;
+        Some(arrived.value())
+    }
+}
+
+impl<V> fmt::Debug for Task<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task")
+            .field("number", &self.number)
+            .field("done", &(self.given || !self.sink.is_empty()))
+            .finish()
+    }
+}
