@@ -53,6 +53,12 @@ pub struct Starting;
 #[derive(Debug)]
 pub struct Memory;
 
+/// How pipelines are described, and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/pipelines.md")]
+#[derive(Debug)]
+pub struct Pipelines;
+
 /// Pools.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/pool.md")]

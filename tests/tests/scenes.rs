@@ -18,8 +18,8 @@ fn main() -> ExitCode {
         ctrl_c_ends_all_processes_with_130,
         a_reader_that_has_had_enough_ends_all_processes,
         each_process_killed_in_the_middle_is_named_with_its_signal,
-        each_process_killed_at_each_step_over_lanes_is_named,
-        each_process_killed_at_each_step_over_cells_is_named,
+        each_process_killed_at_each_step_of_one_worker_is_named,
+        each_process_killed_at_each_step_among_workers_is_named,
     ])
 }
 
@@ -324,50 +324,31 @@ fn killed_at(label: &str, nth: u32, process: &str, workers: &str) {
     assert_names(output.status.code(), &format!("{label} in {said}"), process);
 }
 
-/// What the first process, the middle ones and the last come by in a run, over lanes or over cells.
-fn each_step(put: &[&str], get: &[&str], workers: &str, features: &str) {
-    let loan = [
-        "line.acquire.recorded",
-        "line.acquire.counted",
-        "line.acquire.claimed",
-        "slot.loaned",
-    ];
+/// What the first process, the middle ones and the last come by in a run.
+fn each_step(workers: &str, features: &str) {
+    let put = ["put.claimed", "put.written", "put.giving", "put.published"];
+    let get = ["get.taken", "get.recorded", "get.released"];
     let release = [
-        "slot.borrowed",
-        "slot.released",
+        "block.drop.cleared",
         "block.drop.recorded",
         "block.drop.uncounted",
     ];
     for nth in [1, 7] {
-        for label in loan.iter().chain(put) {
+        for label in put {
             killed_at(label, nth, "decode", workers);
             killed_at(label, nth, features, workers);
         }
-        for label in release.iter().chain(get) {
+        for label in release.iter().chain(&get) {
             killed_at(label, nth, features, workers);
             killed_at(label, nth, "detect", workers);
         }
     }
 }
 
-fn each_process_killed_at_each_step_over_lanes_is_named() {
-    each_step(
-        &["lane.put.written", "lane.put.giving", "lane.put.published"],
-        &["lane.get.recorded", "lane.get.released"],
-        "1",
-        "features",
-    );
-    // Cuts travel through a queue.
-    for label in ["put.claimed", "put.written", "put.giving", "put.published"] {
-        killed_at(label, 1, "detect", "1");
-    }
+fn each_process_killed_at_each_step_of_one_worker_is_named() {
+    each_step("1", "features");
 }
 
-fn each_process_killed_at_each_step_over_cells_is_named() {
-    each_step(
-        &["put.claimed", "put.written", "put.giving", "put.published"],
-        &["get.taken", "get.recorded", "get.released"],
-        "2",
-        "features.0",
-    );
+fn each_process_killed_at_each_step_among_workers_is_named() {
+    each_step("2", "features.0");
 }

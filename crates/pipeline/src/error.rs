@@ -32,14 +32,44 @@ pub enum ErrorKind {
     Process,
     /// A result did not read as the type that was asked for.
     Result,
+    /// A process holds all the slots of a ring and waits for one more: it would wait for ever.
+    Deadlock,
+    /// A queue or a ring was full, and its policy is to fail.
+    QueueFull,
+    /// There was no slot for an item, and the policy is to drop the newest: the item is dropped, and the stage goes on
+    /// with the next.
+    Dropped,
+    /// The run was stopped on request.
+    Interrupted,
+    /// The run, or one item in a step, took longer than its limit.
+    TimedOut,
+    /// A file of a run could not be read or written.
+    File,
 }
 
 impl Error {
     pub(crate) fn invalid(context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, context)
+    }
+
+    pub(crate) fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
         Self {
-            kind: ErrorKind::Invalid,
+            kind,
             context: context.into(),
             source: None,
+        }
+    }
+
+    pub(crate) fn caused(
+        kind: ErrorKind,
+        context: impl std::fmt::Display,
+        source: impl Into<StageError>,
+    ) -> Self {
+        let source = source.into();
+        Self {
+            kind,
+            context: format!("{context}: {source}"),
+            source: Some(source),
         }
     }
 

@@ -1,32 +1,77 @@
-//! Stages of replicated processes joined by rings of tensors.
+//! Stages of replicated processes, joined by rings of tensors.
 //!
-//! A [`ring`](ring()) is a fixed set of slots, each with the same tensors. A producer takes any free slot, writes its
-//! tensors in place and publishes it; only the slot's index travels. A consumer reads them where they are and gives
-//! the slot back by dropping it. A [`Pipeline`] starts the processes of its [`Step`]s, joins them by rings, and ends
-//! with the input, or with the first error of any process.
+//! A [`Pipeline`] has [`Step`]s, each a [`Stage`] that runs in processes of its own. A process has a ring of slots, made
+//! before the run, each with the same tensors. It takes any free slot, writes its tensors in place and publishes it;
+//! what travels is a small message that names the slot. Readers see the tensors where they are, and the slot is free
+//! again when the last of them is done. Inputs come from a [`Client`], or the first step makes them.
 //!
-//! The idea is that of the RnB video pipeline (snuspl/rnb): all output tensors exist before the run. What its users had
-//! to get right by hand (an event per tensor, as many end markers as consumers, a barrier that a crash would hang) is
-//! in the types here.
+//! The idea, and the words, are those of the RnB video pipeline (snuspl/rnb): steps, queue groups, selectors, segments,
+//! time cards. What its users had to get right by hand (an event per tensor, as many end markers as consumers, slots
+//! that are waited for in turn, a barrier that a crash would hang) is in the types here.
 //!
-//! What it does not do: run on other machines, keep items that a failed run had not finished, or copy tensors.
+//! Beside that there is the [`ring`](ring()) itself, for two processes that want the shortest way between them and
+//! nothing else.
+//!
+//! What it does not do: run on other machines, or move tensors to a device.
 #![deny(unsafe_code)]
 
+mod account;
+mod board;
+mod check;
+mod client;
+#[cfg(feature = "command")]
+mod command;
+mod config;
+mod ending;
 mod error;
+mod gather;
+mod home;
+mod input;
+mod intake;
+mod item;
+mod knot;
+mod ledger;
+mod output;
 mod pipeline;
+mod pool;
+mod process;
+mod progress;
+mod registry;
 pub mod report;
 mod ring;
 mod ring_end;
+mod route;
 mod run;
+mod run_dir;
+mod runner;
+mod selector;
 mod slot;
 mod spec;
 mod stage;
+pub mod stages;
+mod step;
+mod time_card;
+mod wiring;
 
+pub use account::Items;
+pub use client::Client;
+#[cfg(feature = "command")]
+pub use command::main;
+pub use config::Config;
 pub use error::{Error, ErrorKind, Result, StageError};
+pub use gather::{Batch, Parts};
+pub use input::Input;
 pub use mp_queue::WaitPolicy;
-pub use pipeline::{Pipeline, Step};
+pub use output::Output;
+pub use pipeline::Pipeline;
+pub use pool::OutputSlot;
+pub use registry::Registry;
 pub use ring::{Consumer, Producer, Topology, ring, ring_in};
-pub use run::{ProcessReport, Report, Running};
+pub use route::{Backpressure, Delivery};
+pub use run::{ProcessReport, Report, Running, Stopper, Termination};
+pub use selector::{BySize, LeastLoaded, Outgoing, RoundRobin, Selector};
 pub use slot::{Borrowed, Slot};
-pub use spec::{TENSORS_MAX, TensorSpec};
-pub use stage::{Context, Flow, Output, Stage};
+pub use spec::{Device, TENSORS_MAX, TensorSpec};
+pub use stage::{Context, Flow, Stage};
+pub use step::{QueueGroup, Step, Unfinished};
+pub use time_card::{Outcome, TimeCard};

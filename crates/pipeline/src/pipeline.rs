@@ -1,122 +1,31 @@
-//! A pipeline: steps of replicated processes, a ring between each two.
+//! A pipeline: steps of replicated processes, in a row.
 
-use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use mp_queue::Barrier;
-use shm_core::Arena;
-use spawn::{Group, Process, Stdin};
+use spawn::Group;
 
-use crate::error::{Error, Result};
-use crate::ring::{Consumer, Producer, Topology, ring};
-use crate::run::{Outcome, Running, Work, run_stage};
-use crate::spec::TensorSpec;
-use crate::stage::Stage;
+use crate::account::Account;
+use crate::check::check;
+use crate::client::{Client, Progress, feed};
+use crate::ending::rings;
+use crate::error::{Error, ErrorKind, Result};
+use crate::home::{Home, Known};
+use crate::process::{Outcome, Work};
+use crate::progress::ProgressLine;
+use crate::run::{Report, Running, Shared};
+use crate::run_dir::RunDir;
+use crate::runner::{Crew, Runner};
+use crate::spec::Layout;
+use crate::step::Step;
+use crate::wiring::Wiring;
 
-/// Slots between two steps where nothing else is said.
-const SLOTS: u32 = 8;
-
-/// Processes that an arena has room for beside this one.
-const PROCESSES_MAX: usize = Arena::PARTICIPANTS_MAX - 1;
-
-type Add = Box<dyn FnOnce(&mut Group<Outcome>, Process, Joints) -> spawn::Result<()>>;
-
-/// What a step is connected to.
-struct Joints {
-    step: String,
-    first: usize,
-    replicas: usize,
-    input: Option<Consumer>,
-    output: Option<Producer>,
-    start: Barrier,
-}
-
-/// One step: a stage, its parameters, and in how many processes it runs.
-#[must_use = "a step does nothing until it is in a pipeline that runs"]
-pub struct Step {
-    name: String,
-    replicas: usize,
-    slots: u32,
-    stdin: Stdin,
-    outputs: Vec<TensorSpec>,
-    add: Add,
-}
-
-impl Step {
-    /// A step that runs stage `S` with these parameters, in one process.
-    pub fn of<S: Stage>(name: impl Into<String>, params: S::Params) -> Self {
-        let outputs = S::output_spec(&params);
-        let add = Box::new(
-            move |group: &mut Group<Outcome>, process: Process, joints: Joints| {
-                let Joints {
-                    step,
-                    first,
-                    replicas,
-                    input,
-                    output,
-                    start,
-                } = joints;
-                let work = Work {
-                    step,
-                    first,
-                    replicas,
-                    input,
-                    output,
-                    start,
-                    params,
-                };
-                group
-                    .add_replicas(process, run_stage::<S>, work, replicas)
-                    .map(drop)
-            },
-        );
-        Self {
-            name: name.into(),
-            replicas: 1,
-            slots: SLOTS,
-            stdin: Stdin::default(),
-            outputs,
-            add,
-        }
-    }
-
-    /// Runs the step in `n` processes; each item goes to one of them.
-    pub fn replicas(mut self, n: usize) -> Self {
-        self.replicas = n;
-        self
-    }
-
-    /// Slots of the ring behind this step, all in all; 8 where nothing is said. One suffices where each process holds one
-    /// at a time, two let producer and consumer work at the same time; a stage that waits for one more than there are
-    /// waits for ever.
-    pub fn slots(mut self, n: u32) -> Self {
-        self.slots = n;
-        self
-    }
-
-    /// What the step's process finds as its stdin; nothing where nothing is said. Only a step of one process can have
-    /// this process's own.
-    pub fn stdin(mut self, stdin: Stdin) -> Self {
-        self.stdin = stdin;
-        self
-    }
-}
-
-impl fmt::Debug for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Step")
-            .field("name", &self.name)
-            .field("replicas", &self.replicas)
-            .field("slots", &self.slots)
-            .field("outputs", &self.outputs)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Steps in a row, each in processes of its own. Only the index of a slot travels from one to the next.
+/// Steps in a row, each in processes of its own. Tensors stay where they were written; what travels from one step to the
+/// next says in which slot.
 ///
 /// ```no_run
-/// use pipeline::{Borrowed, Context, Flow, Output, Pipeline, Stage, StageError, Step, TensorSpec};
+/// use pipeline::{Context, Flow, Input, Output, Pipeline, Stage, StageError, Step, TensorSpec};
 ///
 /// struct Numbers(f32);
 ///
@@ -129,7 +38,7 @@ impl fmt::Debug for Step {
 ///     fn new(end: f32, _: &Context) -> Result<Self, StageError> {
 ///         Ok(Self(end))
 ///     }
-///     fn process(&mut self, _: Option<Borrowed>, output: &mut Output) -> Result<Flow, StageError> {
+///     fn process(&mut self, _: Option<Input>, output: &mut Output) -> Result<Flow, StageError> {
 ///         let mut slot = output.loan()?;
 ///         slot.tensor_mut::<f32>(0)?.fill(self.0);
 ///         output.publish(slot)?;
@@ -152,9 +61,9 @@ impl fmt::Debug for Step {
 ///     fn new(_: (), _: &Context) -> Result<Self, StageError> {
 ///         Ok(Self(0.0))
 ///     }
-///     fn process(&mut self, input: Option<Borrowed>, _: &mut Output) -> Result<Flow, StageError> {
-///         if let Some(slot) = input {
-///             self.0 += slot.tensor::<f32>(0)?.iter().sum::<f32>(); // read where it was written
+///     fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+///         if let Some(item) = input {
+///             self.0 += item.tensor::<f32>(0)?.iter().sum::<f32>(); // read where it was written
 ///         }
 ///         Ok(Flow::Continue)
 ///     }
@@ -176,8 +85,13 @@ impl fmt::Debug for Step {
 #[derive(Debug, Default)]
 #[must_use = "a pipeline does nothing until it runs"]
 pub struct Pipeline {
-    steps: Vec<Step>,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) client: Option<Client>,
     grace: Option<Duration>,
+    timeout: Option<Duration>,
+    dir: Option<PathBuf>,
+    progress: bool,
+    pub(crate) config: Option<serde_json::Value>,
 }
 
 impl Pipeline {
@@ -192,121 +106,225 @@ impl Pipeline {
         self
     }
 
+    /// Where the inputs come from. Without one the first step makes them itself.
+    pub fn client(mut self, client: Client) -> Self {
+        self.client = Some(client);
+        self
+    }
+
     /// How long processes have to end by themselves after SIGTERM when another one failed.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = Some(grace);
         self
     }
 
-    /// Starts the processes, waits until all have ended, and tells what they brought home.
-    ///
-    /// # Errors
-    /// `Invalid` for steps that do not fit together; `Process` for the first failure of any process, by time.
-    #[track_caller]
-    pub fn run(self) -> Result<crate::Report> {
-        self.start()?.join()
+    /// How long the run may take, from the start of its processes.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
     }
 
-    /// Makes the rings and starts the processes.
-    ///
-    /// # Errors
-    /// `Invalid` for steps that do not fit together; what making rings and processes can answer.
-    #[track_caller]
-    pub fn start(self) -> Result<Running> {
-        self.check()?;
-        let total = self
-            .steps
-            .iter()
-            .fold(0, |sum: usize, step| sum.saturating_add(step.replicas));
-        let start = Barrier::new(
-            u32::try_from(total)
-                .map_err(|_| Error::invalid(format!("{total} processes were asked for")))?,
-        )?;
-        let mut group = Group::new();
-        if let Some(grace) = self.grace {
-            group = group.grace(grace);
-        }
-        let mut names = Vec::new();
-        let mut input = None;
-        let mut steps = self.steps.into_iter().peekable();
-        while let Some(step) = steps.next() {
-            let (output, next) = match steps.peek() {
-                Some(after) => {
-                    let topology = match (step.replicas, after.replicas) {
-                        (1, 1) => Topology::OneToOne,
-                        _ => Topology::Replicas,
-                    };
-                    let (producer, consumer) = ring(step.slots, &step.outputs, topology)?;
-                    (Some(producer), Some(consumer))
-                }
-                None => (None, None),
-            };
-            let joints = Joints {
-                step: step.name.clone(),
-                first: names.len(),
-                replicas: step.replicas,
-                input: std::mem::replace(&mut input, next),
-                output,
-                start: start.clone(),
-            };
-            names.extend((0..step.replicas).map(|_| step.name.clone()));
-            (step.add)(
-                &mut group,
-                Process::named(step.name).stdin(step.stdin),
-                joints,
-            )?;
-        }
-        drop(start);
-        Ok(Running::new(group.start()?, names))
+    /// Writes what happened to each item, and when, into this directory, which is made; with a table, a trace
+    /// and a page with plots beside it ([`report`](crate::report)). The guide says what is in it.
+    pub fn run_dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.dir = Some(path.into());
+        self
+    }
+
+    /// Shows how far the run is in a line on stderr, if that is a terminal.
+    pub fn progress(mut self) -> Self {
+        self.progress = true;
+        self
     }
 
     /// Everything that can be known to be wrong before anything starts.
-    fn check(&self) -> Result<()> {
-        let Some(last) = self.steps.len().checked_sub(1) else {
-            return Err(Error::invalid(
-                "a pipeline without steps was to run; add at least one",
-            ));
+    ///
+    /// # Errors
+    /// `Invalid`, naming step, queue group and key.
+    pub fn check(&self) -> Result<()> {
+        check(&self.steps, self.client.as_ref(), &cuda_devices).map(drop)
+    }
+
+    /// Starts the processes, waits until all have ended, and tells what they brought home.
+    ///
+    /// # Errors
+    /// `Invalid` for steps that do not fit together; as [`Running::join`].
+    #[track_caller]
+    pub fn run(self) -> Result<Report> {
+        self.start()?.join()
+    }
+
+    /// Makes the queues and slots and starts the processes.
+    ///
+    /// # Errors
+    /// `Invalid` for steps that do not fit together; what making queues, slots and processes can answer.
+    #[track_caller]
+    pub fn start(self) -> Result<Running> {
+        let specs = check(&self.steps, self.client.as_ref(), &cuda_devices)?;
+        let apart = self.steps.iter().any(|step| step.restarts > 0);
+        let (mut wiring, log) = Wiring::lay(self.steps, specs, self.client.as_ref())?;
+        let dir = self.dir.as_deref().map(|dir| open_dir(dir, &wiring));
+        let dir = dir.transpose()?;
+        let crews = start_crews(&wiring, apart, self.grace)?;
+
+        let processes = wiring.seats.len();
+        let progress = Arc::new(Progress::default());
+        let count = self.client.as_ref().and_then(|client| client.count);
+        let client = match self.client {
+            Some(client) => Some(start_client(client, &wiring, &progress)?),
+            None => None,
         };
-        for (index, step) in self.steps.iter().enumerate() {
-            let name = &step.name;
-            if self.steps[..index].iter().any(|other| other.name == *name) {
-                return Err(Error::invalid(format!(
-                    "two steps are called {name:?}; give each a name of its own"
-                )));
-            }
-            if step.replicas > PROCESSES_MAX {
-                return Err(Error::invalid(format!(
-                    "step {name:?} was to run in {} processes; an arena has room for {PROCESSES_MAX}",
-                    step.replicas
-                )));
-            }
-            if step.replicas == 0 {
-                return Err(Error::invalid(format!(
-                    "step {name:?} was to run in 0 processes; give it at least 1"
-                )));
-            }
-            if index < last && step.outputs.is_empty() {
-                return Err(Error::invalid(format!(
-                    "step {name:?} has no output tensors, but a step comes after it; name them in its output_spec"
-                )));
-            }
-            if index == last && !step.outputs.is_empty() {
-                return Err(Error::invalid(format!(
-                    "step {name:?} is the last, but its output_spec names tensors that nobody would take; let it name none, or add a step"
-                )));
-            }
-            if index == 0 && step.replicas > 1 {
-                return Err(Error::invalid(format!(
-                    "step {name:?} is the first and has {} replicas, which would each make the whole input; give it 1",
-                    step.replicas
-                )));
-            }
-            if index < last && step.slots == 0 {
-                return Err(Error::invalid(format!(
-                    "the ring behind step {name:?} was to have 0 slots; give it at least 1"
-                )));
+        if apart {
+            // The replacements need theirs; only the client alone feeds the first queue.
+            wiring.let_go(|step| step == usize::MAX, |_| false);
+        } else {
+            wiring.let_go(|_| true, |_| true);
+            wiring.log = None;
+            for step in &mut wiring.steps {
+                step.groups
+                    .iter_mut()
+                    .for_each(crate::step::QueueGroup::let_go);
             }
         }
-        Ok(())
+        let shared = Arc::new(Shared::default());
+        let runner = Runner {
+            wiring,
+            crews,
+            log,
+            shared: Arc::clone(&shared),
+            progress,
+            client,
+            count,
+            timeout: self.timeout,
+            grace: self.grace,
+            dir,
+            line: self.progress.then(ProgressLine::if_watched).flatten(),
+            config: self.config.unwrap_or_default(),
+            account: Account::new(apart),
+            restarts: vec![0; processes],
+            outcomes: vec![None; processes],
+            workers: vec![None; processes],
+            error: None,
+            knot: Vec::new(),
+            hung: vec![None; processes],
+        };
+        let pids = runner.crews.iter().flat_map(|crew| crew.context.pids());
+        shared.set_pids(pids.collect());
+        let thread = thread("pipeline", move || runner.run())?;
+        Ok(Running::new(shared, thread))
     }
+}
+
+fn cuda_devices() -> Result<usize, String> {
+    #[cfg(feature = "cuda")]
+    {
+        cuda_ipc::device_count()
+            .map(|count| count as usize)
+            .map_err(|reason| reason.to_string())
+    }
+    #[cfg(not(feature = "cuda"))]
+    {
+        Err("this program was built without the feature `cuda`".to_owned())
+    }
+}
+
+fn thread<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<std::thread::JoinHandle<T>> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .map_err(|error| Error::caused(ErrorKind::Process, format!("thread {name:?}"), error))
+}
+
+fn open_dir(path: &std::path::Path, wiring: &Wiring) -> Result<RunDir> {
+    let rings = rings(wiring);
+    let ring_of = wiring
+        .seats
+        .iter()
+        .map(|seat| rings.iter().position(|(step, _)| *step == seat.step))
+        .collect();
+    let steps = (0..wiring.seats.len())
+        .map(|rank| wiring.step_of(rank).name.clone())
+        .chain(["client".to_owned()])
+        .collect();
+    let names = rings.into_iter().map(|(_, name)| name).collect();
+    RunDir::create(path, steps, ring_of, names)
+}
+
+/// Starts all processes: as one group that fails together, or each apart, to be replaced alone.
+fn start_crews(wiring: &Wiring, apart: bool, grace: Option<Duration>) -> Result<Vec<Crew>> {
+    let mut slots = Vec::new();
+    for rank in 0..wiring.seats.len() {
+        slots.push(wiring.make_slots(rank)?);
+    }
+    let mut works: Vec<Work<()>> = Vec::new();
+    for rank in 0..wiring.seats.len() {
+        let mut work = wiring.work(rank, 0).ok_or_else(|| {
+            Error::invalid("a pipeline was started after it had let go of its queues")
+        })?;
+        let read = (0..rank).filter(|&writer| wiring.reads(rank, writer));
+        work.touch = read.flat_map(|writer| slots[writer].clone()).collect();
+        works.push(work);
+    }
+    let group = || {
+        let group = Group::<Outcome>::new();
+        match grace {
+            Some(grace) => group.grace(grace),
+            None => group,
+        }
+    };
+    let mut together = group();
+    let mut crews = Vec::new();
+    for (rank, mut work) in works.into_iter().enumerate() {
+        work.slots = std::mem::take(&mut slots[rank]);
+        let (maker, process) = (&wiring.group_of(rank).maker, wiring.process(rank));
+        if apart {
+            let mut alone = group().apart();
+            maker.add(&mut alone, process, work)?;
+            crews.push(Crew::new(alone.start()?, vec![rank]));
+        } else {
+            maker.add(&mut together, process, work)?;
+        }
+    }
+    if !apart {
+        let ranks = (0..wiring.seats.len()).collect();
+        crews.push(Crew::new(together.start()?, ranks));
+    }
+    Ok(crews)
+}
+
+/// The thread that feeds the first step.
+fn start_client(
+    client: Client,
+    wiring: &Wiring,
+    progress: &Arc<Progress>,
+) -> Result<std::thread::JoinHandle<Result<()>>> {
+    let lane = wiring.client_lane();
+    let (Some(lane), Some(log)) = (lane, wiring.log.clone()) else {
+        return Err(Error::invalid(
+            "a pipeline with a client has no queue for it",
+        ));
+    };
+    let mut upstream = std::collections::HashMap::new();
+    let rank = wiring.seats.len() as u32;
+    let (freed, layout) = (wiring.news.clone(), Arc::new(Layout::of(&[])?));
+    upstream.insert(rank, Known { freed, layout });
+    let home = Arc::new(Home::new(
+        (rank, u32::MAX, -1),
+        wiring.board.clone(),
+        upstream,
+        log,
+        false,
+        false,
+    ));
+    let (go, progress) = (wiring.go.clone(), Arc::clone(progress));
+    let replaces = wiring.may_lose();
+    thread("client", move || {
+        go.wait()?;
+        let fed = feed(client, &home, &lane, &progress, replaces);
+        home.flush();
+        fed
+    })
 }

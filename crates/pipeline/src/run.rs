@@ -1,157 +1,189 @@
-//! A pipeline while it runs: what each process does, and what comes home.
+//! A pipeline while it runs, and what a run came to.
 
-use mp_queue::Barrier;
-use serde::{Deserialize, Serialize};
-use shm_core::clock::now_ns;
-use spawn::{SpawnContext, Stopper};
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
-use crate::error::{Error, Result, StageError};
-use crate::ring::{Consumer, Producer};
-use crate::stage::{Context, Flow, Output, Stage};
+use crate::account::Items;
+use crate::error::{Error, ErrorKind, Result};
+use crate::process::Outcome;
+use crate::stage::Stage;
 
-/// What a process of a step is given.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Work<P> {
-    pub(crate) step: String,
-    pub(crate) first: usize,
-    pub(crate) replicas: usize,
-    pub(crate) input: Option<Consumer>,
-    pub(crate) output: Option<Producer>,
-    pub(crate) start: Barrier,
-    pub(crate) params: P,
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Termination {
+    /// So many inputs were finished as the client was to reach.
+    TargetReached,
+    /// There was no more input, or the steps had enough.
+    InputEnded,
+    /// A queue or ring was full, and its policy is to fail.
+    QueueFull,
+    /// A process failed, or the client did.
+    Failed,
+    /// Processes waited for each other's slots for ever.
+    Deadlock,
+    /// It was stopped on request.
+    Interrupted,
+    /// The run took longer than its limit, or a process longer than its step's for one item.
+    TimedOut,
 }
 
-/// What a process of a step brings home.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Outcome {
-    started_ns: u64,
-    ended_ns: u64,
-    inputs: u64,
-    outputs: u64,
-    result: Vec<u8>,
+impl fmt::Display for Termination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TargetReached => "target_reached",
+            Self::InputEnded => "input_ended",
+            Self::QueueFull => "queue_full",
+            Self::Failed => "failed",
+            Self::Deadlock => "deadlock",
+            Self::Interrupted => "interrupted",
+            Self::TimedOut => "timed_out",
+        })
+    }
 }
 
-/// The life of one process: make the stage, touch the slots, wait for the others, work until the input ends.
-pub(crate) fn run_stage<S: Stage>(
-    rank: usize,
-    work: Work<S::Params>,
-) -> Result<Outcome, StageError> {
-    let Work {
-        step,
-        first,
-        replicas,
-        mut input,
-        output,
-        start,
-        params,
-    } = work;
-    // Stages may ask when an item was published and got; what that costs is little beside a stage's work.
-    input = input.map(|consumer| consumer.timed(true));
-    let output = output.map(|producer| producer.timed(true));
-    let context = Context {
-        step,
-        rank,
-        replica: rank - first.min(rank),
-        replicas,
-    };
-    let mut stage = S::new(params, &context)?;
-    // Each process pays for the pages of its rings now, not at the first item.
-    if let Some(consumer) = &input {
-        consumer.touch();
+impl Termination {
+    /// Whether the run came to its end.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        matches!(self, Self::TargetReached | Self::InputEnded)
     }
-    if let Some(producer) = &output {
-        producer.touch();
-    }
-    start.wait()?;
-    drop(start);
-    let started_ns = now_ns();
-    let mut output = Output {
-        producer: output,
-        published: 0,
-    };
-    let mut inputs = 0;
-    loop {
-        let item = match &mut input {
-            None => None,
-            Some(consumer) => match consumer.borrow()? {
-                Some(item) => {
-                    inputs += 1;
-                    Some(item)
-                }
-                None => break,
-            },
-        };
-        match stage.process(item, &mut output) {
-            Ok(Flow::Continue) => {}
-            Ok(Flow::End) => break,
-            // The next step has had enough: that is an end like any other. (Had it died, its death would fail the run.)
-            Err(_) if output.is_abandoned() => break,
-            Err(error) => return Err(error),
+
+    pub(crate) fn of(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::QueueFull => Self::QueueFull,
+            ErrorKind::Deadlock => Self::Deadlock,
+            ErrorKind::Interrupted => Self::Interrupted,
+            ErrorKind::TimedOut => Self::TimedOut,
+            _ => Self::Failed,
         }
     }
-    // Nothing more is taken; producers that still have something learn it.
-    drop(input);
-    let result = stage.finish(&mut output)?;
-    let outputs = output.published;
-    drop(output);
-    let result = postcard::to_stdvec(&result)?;
-    Ok(Outcome {
-        started_ns,
-        ended_ns: now_ns(),
-        inputs,
-        outputs,
-        result,
-    })
 }
 
-/// A pipeline whose processes run. Dropping it stops them.
+/// What the run's thread and its handles know of each other.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// 0: go on, 1: stop, 2: kill.
+    stop: AtomicU8,
+    pids: Mutex<Vec<u32>>,
+}
+
+impl Shared {
+    pub(crate) fn wanted(&self) -> u8 {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn want(&self, what: u8) {
+        self.stop.fetch_max(what, Ordering::Relaxed);
+    }
+
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        self.pids
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(crate) fn set_pids(&self, pids: Vec<u32>) {
+        *self.pids.lock().unwrap_or_else(PoisonError::into_inner) = pids;
+    }
+}
+
+/// Stops a pipeline from another thread; made by [`Running::stopper`], and harmless once it has ended.
+#[derive(Clone, Debug)]
+pub struct Stopper(Arc<Shared>);
+
+impl Stopper {
+    /// Asks all processes to end: SIGTERM, and SIGKILL after the grace period. [`Running::join`] then says `Interrupted`.
+    pub fn terminate(&self) {
+        self.0.want(1);
+    }
+
+    /// Ends all processes now, with SIGKILL.
+    pub fn kill(&self) {
+        self.0.want(2);
+    }
+}
+
+/// A pipeline whose processes run. Dropping it stops them and waits until they have ended.
 #[derive(Debug)]
 pub struct Running {
-    context: SpawnContext<Outcome>,
-    names: Vec<String>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Report>>,
 }
 
 impl Running {
-    pub(crate) fn new(context: SpawnContext<Outcome>, names: Vec<String>) -> Self {
-        Self { context, names }
+    pub(crate) fn new(shared: Arc<Shared>, thread: JoinHandle<Report>) -> Self {
+        Self {
+            shared,
+            thread: Some(thread),
+        }
     }
 
     /// Waits until all processes have ended, and tells what they brought home.
     ///
     /// # Errors
-    /// `Process` for the first failure of any process, by time.
-    pub fn join(mut self) -> Result<Report> {
-        let pids = self.context.pids();
-        let outcomes = self.context.join()?;
-        let processes = self
-            .names
-            .into_iter()
-            .zip(pids)
-            .zip(outcomes.iter().cloned())
-            .map(|((step, pid), outcome)| ProcessReport { step, pid, outcome })
-            .collect();
-        Ok(Report { processes })
+    /// Why the run did not come to its end: `Process` for the first failure of any process, by time; `QueueFull`,
+    /// `Deadlock`, `TimedOut`, `Interrupted`.
+    pub fn join(self) -> Result<Report> {
+        let mut report = self.wait();
+        match report.error.take() {
+            Some(error) => Err(error),
+            None => Ok(report),
+        }
+    }
+
+    /// Waits until all processes have ended, and tells what became of the run, whatever that is.
+    #[must_use]
+    pub fn wait(mut self) -> Report {
+        let answer = self.thread.take().map(JoinHandle::join);
+        answer.and_then(Result::ok).unwrap_or_else(|| Report {
+            termination: Termination::Failed,
+            error: Some(Error::new(
+                ErrorKind::Process,
+                "the thread that supervises the run ended unexpectedly",
+            )),
+            items: Items::default(),
+            processes: Vec::new(),
+            started_ns: 0,
+        })
     }
 
     /// The process ids, in the order of the steps.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
-        self.context.pids()
+        self.shared.pids()
     }
 
     /// What stops the pipeline from another thread.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
-        self.context.stopper()
+        Stopper(Arc::clone(&self.shared))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.shared.want(1);
+            let _ = thread.join();
+        }
     }
 }
 
 /// What became of one process.
 #[derive(Clone, Debug)]
 pub struct ProcessReport {
-    step: String,
-    pid: u32,
-    outcome: Outcome,
+    pub(crate) step: String,
+    pub(crate) name: String,
+    pub(crate) pid: u32,
+    pub(crate) device: i32,
+    pub(crate) replica: usize,
+    pub(crate) restarts: u32,
+    pub(crate) outcome: Option<Outcome>,
 }
 
 impl ProcessReport {
@@ -161,32 +193,72 @@ impl ProcessReport {
         &self.step
     }
 
-    /// The process id it had.
+    /// The process's own name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The process id it had; that of the last, where it was replaced.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Slots it took.
+    /// The device it was given; -1 is the CPU.
     #[must_use]
-    pub fn inputs(&self) -> u64 {
-        self.outcome.inputs
+    pub fn device(&self) -> i32 {
+        self.device
     }
 
-    /// Slots it published.
+    /// How often it was replaced.
+    #[must_use]
+    pub fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// Items it took; 0 where it did not come to its end.
+    #[must_use]
+    pub fn inputs(&self) -> u64 {
+        self.outcome.as_ref().map_or(0, |outcome| outcome.inputs)
+    }
+
+    /// Items it published; 0 where it did not come to its end.
     #[must_use]
     pub fn outputs(&self) -> u64 {
-        self.outcome.outputs
+        self.outcome.as_ref().map_or(0, |outcome| outcome.outputs)
     }
 }
 
 /// What a run came to.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Report {
-    processes: Vec<ProcessReport>,
+    pub(crate) termination: Termination,
+    pub(crate) error: Option<Error>,
+    pub(crate) items: Items,
+    pub(crate) processes: Vec<ProcessReport>,
+    pub(crate) started_ns: u64,
 }
 
 impl Report {
+    /// Why the run ended.
+    #[must_use]
+    pub fn termination(&self) -> Termination {
+        self.termination
+    }
+
+    /// What went wrong, for a run that did not come to its end ([`Running::wait`]).
+    #[must_use]
+    pub fn error(&self) -> Option<&Error> {
+        self.error.as_ref()
+    }
+
+    /// What became of the inputs.
+    #[must_use]
+    pub fn items(&self) -> Items {
+        self.items
+    }
+
     /// The processes, in the order of the steps.
     #[must_use]
     pub fn processes(&self) -> &[ProcessReport] {
@@ -196,7 +268,7 @@ impl Report {
     /// What the processes of the step called `step`, of stage `S`, brought home, in the order of its replicas.
     ///
     /// # Errors
-    /// When there is no such step, or its results are of another type.
+    /// When there is no such step, a process of it did not come to its end, or its results are of another type.
     pub fn results<S: Stage>(&self, step: &str) -> Result<Vec<S::Result>> {
         let of_step: Vec<_> = self
             .processes
@@ -209,7 +281,13 @@ impl Report {
         of_step
             .into_iter()
             .map(|process| {
-                postcard::from_bytes(&process.outcome.result).map_err(|error| {
+                let outcome = process.outcome.as_ref().ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Result,
+                        format!("process {:?} did not come to its end", process.name),
+                    )
+                })?;
+                postcard::from_bytes(&outcome.result).map_err(|error| {
                     let wanted = std::any::type_name::<S::Result>();
                     Error::result(
                         format!("the result of step {step:?} does not read as {wanted}: {error}"),
@@ -220,21 +298,17 @@ impl Report {
             .collect()
     }
 
-    /// Seconds from the start barrier until the last process had its result.
+    /// Seconds from the start of the run, when all processes were ready, until the last process had its result.
     #[must_use]
     pub fn seconds(&self) -> f64 {
-        let started = self
-            .processes
-            .iter()
-            .map(|process| process.outcome.started_ns)
-            .min()
-            .unwrap_or(0);
-        let ended = self
-            .processes
-            .iter()
-            .map(|process| process.outcome.ended_ns)
-            .max()
-            .unwrap_or(started);
-        ended.saturating_sub(started) as f64 / 1e9
+        let outcomes = || {
+            self.processes
+                .iter()
+                .filter_map(|process| process.outcome.as_ref())
+        };
+        let started = outcomes().map(|outcome| outcome.started_ns).min();
+        let started = started.unwrap_or(self.started_ns);
+        let ended = outcomes().map(|outcome| outcome.ended_ns).max();
+        ended.unwrap_or(started).saturating_sub(started) as f64 / 1e9
     }
 }

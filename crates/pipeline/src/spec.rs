@@ -1,5 +1,7 @@
 //! What tensors a slot holds, and where in the slot they lie.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use shm_core::{Dtype, Element, Shape};
 
@@ -7,22 +9,46 @@ use crate::error::{Error, Result};
 
 /// Tensors a slot can hold.
 pub const TENSORS_MAX: usize = 16;
+/// Dimensions that a specification tells to be exact or a maximum.
+const DIMS_MAX: usize = 32;
 
 /// Each tensor starts on a cache line of its own.
 const ALIGN: usize = 64;
 
-/// One tensor of a slot: element type and shape. The first dimension is a maximum; how much of it is valid travels with
-/// each slot.
+/// Where the tensors of a slot lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Device {
+    /// In the arena, where any process reads them.
+    #[default]
+    Cpu,
+    /// In the memory of this CUDA device. No ring of slots can be there yet: a pipeline refuses it.
+    Cuda(u32),
+}
+
+/// One tensor of a slot: element type, device, and its dimensions, each exact or a maximum. What is valid of those with a
+/// maximum travels with each slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
     dtype: u8,
+    device: Device,
     shape: Vec<usize>,
+    /// A bit for each dimension that is a maximum.
+    maxima: u32,
     /// Why this can be no tensor, told when a ring is made of it.
     problem: Option<String>,
 }
 
 impl TensorSpec {
-    /// A tensor of `T` with this shape.
+    /// A tensor of `T` with this shape. The first dimension is a maximum, as the batch in RnB; the others are exact unless
+    /// [`up_to`](Self::up_to) says otherwise.
+    ///
+    /// ```
+    /// use pipeline::TensorSpec;
+    ///
+    /// let clips = TensorSpec::of::<f32>([15, 3, 8, 112, 112]).up_to(2);
+    /// assert_eq!(clips.to_string(), "f32[≤15, 3, ≤8, 112, 112]");
+    /// ```
     #[must_use]
     pub fn of<T: Element>(shape: impl Into<Shape>) -> Self {
         let shape = shape.into();
@@ -32,9 +58,51 @@ impl TensorSpec {
         };
         Self {
             dtype: T::DTYPE.code(),
+            device: Device::Cpu,
+            maxima: u32::from(!shape.is_empty()),
             shape,
             problem,
         }
+    }
+
+    /// The same with dimension `dim` a maximum.
+    #[must_use]
+    pub fn up_to(mut self, dim: usize) -> Self {
+        if dim < self.shape.len().min(DIMS_MAX) {
+            self.maxima |= 1 << dim;
+        } else {
+            self.problem.get_or_insert_with(|| {
+                format!(
+                    "dimension {dim} of a tensor of shape {:?} was to be a maximum; it has no such dimension",
+                    self.shape
+                )
+            });
+        }
+        self
+    }
+
+    /// The same with all dimensions exact.
+    #[must_use]
+    pub fn exact(mut self) -> Self {
+        self.maxima = 0;
+        self
+    }
+
+    /// The same on another device.
+    #[must_use]
+    pub fn on(mut self, device: Device) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// The same with up to `rows` in the first dimension.
+    #[must_use]
+    pub fn with_rows(mut self, rows: usize) -> Self {
+        if let Some(first) = self.shape.first_mut() {
+            *first = rows;
+            self.maxima |= 1;
+        }
+        self
     }
 
     /// The element type.
@@ -45,10 +113,39 @@ impl TensorSpec {
         Ok(Dtype::from_code(self.dtype)?)
     }
 
-    /// The shape; the first dimension is a maximum.
+    /// The shape, with the maximum where a dimension is one.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
+    }
+
+    /// Whether dimension `dim` is a maximum.
+    #[must_use]
+    pub fn is_maximum(&self, dim: usize) -> bool {
+        dim < DIMS_MAX && self.maxima & (1 << dim) != 0
+    }
+
+    /// Where it lies.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Why a stage that wants `wanted` cannot take this, if it cannot.
+    #[must_use]
+    pub fn misfit(&self, wanted: &Self) -> Option<String> {
+        let fits = self.dtype == wanted.dtype
+            && self.device == wanted.device
+            && self.shape.len() == wanted.shape.len()
+            && (0..self.shape.len()).all(|dim| {
+                let (has, wants) = (self.shape[dim], wanted.shape[dim]);
+                if wanted.is_maximum(dim) {
+                    has <= wants
+                } else {
+                    has == wants && !self.is_maximum(dim)
+                }
+            });
+        (!fits).then(|| format!("{self} does not fit {wanted}"))
     }
 
     /// Elements, and elements per index of the first dimension.
@@ -71,10 +168,24 @@ impl TensorSpec {
     }
 }
 
+impl fmt::Display for TensorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.dtype().map_or("?", |dtype| dtype.name()))?;
+        f.write_str("[")?;
+        for (dim, length) in self.shape.iter().enumerate() {
+            let comma = if dim > 0 { ", " } else { "" };
+            let at_most = if self.is_maximum(dim) { "≤" } else { "" };
+            write!(f, "{comma}{at_most}{length}")?;
+        }
+        f.write_str("]")
+    }
+}
+
 /// Where the tensors of a slot lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) tensors: Vec<Place>,
+    pub(crate) specs: Vec<TensorSpec>,
     pub(crate) bytes: usize,
 }
 
@@ -104,6 +215,11 @@ impl Layout {
             if let Some(problem) = &spec.problem {
                 return Err(Error::invalid(problem.clone()));
             }
+            if let Device::Cuda(device) = spec.device {
+                return Err(Error::invalid(format!(
+                    "a slot with {spec} on CUDA device {device} was asked for; slots lie in shared memory (Device::Cpu), from where a stage copies to its device"
+                )));
+            }
             let dtype = spec.dtype()?;
             let (numel, row) = spec.numel()?;
             let rows = spec.shape.first().copied().unwrap_or(1);
@@ -122,17 +238,26 @@ impl Layout {
                     Error::invalid("the tensors of a slot have more bytes than there are addresses")
                 })?;
         }
-        Ok(Self { tensors, bytes })
+        Ok(Self {
+            tensors,
+            specs: specs.to_vec(),
+            bytes,
+        })
     }
 
-    /// The place of tensor `index`, whose elements must be `T`.
-    pub(crate) fn place<T: Element>(&self, index: usize) -> Result<Place> {
-        let place = *self.tensors.get(index).ok_or_else(|| {
+    /// The place of tensor `index`.
+    pub(crate) fn at(&self, index: usize) -> Result<Place> {
+        self.tensors.get(index).copied().ok_or_else(|| {
             Error::invalid(format!(
                 "tensor {index} of a slot that has {}",
                 self.tensors.len()
             ))
-        })?;
+        })
+    }
+
+    /// The place of tensor `index`, whose elements must be `T`.
+    pub(crate) fn place<T: Element>(&self, index: usize) -> Result<Place> {
+        let place = self.at(index)?;
         if place.dtype != T::DTYPE {
             return Err(shm_core::Error::dtype(place.dtype.name(), T::DTYPE.name()).into());
         }
@@ -169,6 +294,33 @@ mod tests {
             [(3, 5), (1, 1), (0, 7)]
         );
         assert_eq!(layout.bytes, 128);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_next_stage_is_told() {
+        let clip = TensorSpec::of::<f32>([15, 3]);
+        for (wanted, fits) in [
+            (TensorSpec::of::<f32>([15, 3]), true),
+            (TensorSpec::of::<f32>([20, 3]), true),
+            (TensorSpec::of::<f32>([20, 4]).up_to(1), true),
+            (TensorSpec::of::<f32>([10, 3]), false),
+            (TensorSpec::of::<f32>([15, 3]).exact(), false),
+            (TensorSpec::of::<f32>([15, 4]), false),
+            (TensorSpec::of::<u8>([15, 3]), false),
+            (TensorSpec::of::<f32>([15]), false),
+        ] {
+            assert_eq!(clip.misfit(&wanted).is_none(), fits, "{clip} and {wanted}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_slot_is_refused() {
+        for spec in [
+            TensorSpec::of::<f32>([2]).up_to(1),
+            TensorSpec::of::<f32>([2]).on(Device::Cuda(0)),
+        ] {
+            assert!(Layout::of(&[spec]).is_err());
+        }
     }
 
     #[test]

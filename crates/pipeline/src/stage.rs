@@ -1,25 +1,45 @@
-//! What a user writes: a stage, which turns the slots of the step before into slots for the step after.
+//! What a user writes: a stage, which turns the items of the step before into items for the step after.
+
+use std::time::Instant;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, Result, StageError};
-use crate::ring::Producer;
-use crate::slot::{Borrowed, Slot};
+use crate::error::{Result, StageError};
+use crate::input::Input;
+use crate::output::Output;
 use crate::spec::TensorSpec;
 
 /// One step of a pipeline, as one of its processes runs it.
 ///
-/// The first step is called without input until it answers [`Flow::End`]; the others once for each slot that comes,
-/// until no producer of the step before is left. A stage may keep an input and publish any number of outputs for it.
+/// The first step of a pipeline without a [client](crate::Client) is called without input until it answers
+/// [`Flow::End`]; all others once for each item that comes, until no more can come. A stage may keep inputs, and publish
+/// any number of outputs for one, or none.
 pub trait Stage: Sized + 'static {
     /// What the stage is told when it is made; each replica gets a copy.
-    type Params: Serialize + DeserializeOwned;
+    type Params: Serialize + DeserializeOwned + Clone + Send + Sync + 'static;
     /// What a process of the stage brings home at the end.
     type Result: Serialize + DeserializeOwned;
 
-    /// The tensors of an output slot; none for the last step.
+    /// The tensors of an output slot; none for the last step, and for one that sends values without tensors.
     fn output_spec(params: &Self::Params) -> Vec<TensorSpec>;
+
+    /// The same, where it depends on the tensors of the step before.
+    ///
+    /// # Errors
+    /// When the stage can do nothing with such inputs; the run is then not started.
+    fn output_spec_for(
+        params: &Self::Params,
+        _input: &[TensorSpec],
+    ) -> Result<Vec<TensorSpec>, StageError> {
+        Ok(Self::output_spec(params))
+    }
+
+    /// The tensors that the stage wants to get, where it matters: what the step before has must fit, or the run is not
+    /// started.
+    fn input_spec(_params: &Self::Params) -> Option<Vec<TensorSpec>> {
+        None
+    }
 
     /// Makes the stage, in its process, before the run starts.
     ///
@@ -27,12 +47,33 @@ pub trait Stage: Sized + 'static {
     /// Whatever ends the run.
     fn new(params: Self::Params, context: &Context) -> Result<Self, StageError>;
 
-    /// Handles one input.
+    /// Does once, before the run starts, what is slow the first time. The run starts when all processes have.
     ///
     /// # Errors
     /// Whatever ends the run.
-    fn process(&mut self, input: Option<Borrowed>, output: &mut Output)
-    -> Result<Flow, StageError>;
+    fn warm_up(&mut self) -> Result<(), StageError> {
+        Ok(())
+    }
+
+    /// Handles one input.
+    ///
+    /// # Errors
+    /// Whatever ends the process, and with it the run, unless its step is to be restarted.
+    fn process(&mut self, input: Option<Input>, output: &mut Output) -> Result<Flow, StageError>;
+
+    /// When [`woken`](Self::woken) is to be called if no input comes before: for stages that wait for company, but not
+    /// for ever.
+    fn wake_at(&self) -> Option<Instant> {
+        None
+    }
+
+    /// No input came until [`wake_at`](Self::wake_at).
+    ///
+    /// # Errors
+    /// As [`process`](Self::process).
+    fn woken(&mut self, _output: &mut Output) -> Result<Flow, StageError> {
+        Ok(Flow::Continue)
+    }
 
     /// Called when there is no more input: publishes what is left and says what the process brings home.
     ///
@@ -47,7 +88,7 @@ pub enum Flow {
     /// It wants to be called again.
     Continue,
     /// It has no more to do. For the first step, the end of the input; for a later one, the steps before it end as
-    /// well, at their next output.
+    /// well, at their next output, once all processes that read the same queue have ended.
     End,
 }
 
@@ -63,50 +104,10 @@ pub struct Context {
     pub replica: usize,
     /// How many replicas the step has.
     pub replicas: usize,
-}
-
-/// Where a stage puts its results.
-#[derive(Debug)]
-pub struct Output {
-    pub(crate) producer: Option<Producer>,
-    pub(crate) published: u64,
-}
-
-impl Output {
-    /// A free slot of the step's output ring, waiting for one.
-    ///
-    /// # Errors
-    /// As [`Producer::loan`]; in the last step, which has no ring.
-    pub fn loan(&mut self) -> Result<Slot> {
-        self.producer()?.loan()
-    }
-
-    /// Hands a slot over to the next step.
-    ///
-    /// # Errors
-    /// As [`Producer::publish`]; in the last step, which has no ring.
-    pub fn publish(&mut self, slot: Slot) -> Result<()> {
-        self.producer()?.publish(slot)?;
-        self.published += 1;
-        Ok(())
-    }
-
-    /// Slots that this process has published.
-    #[must_use]
-    pub fn published(&self) -> u64 {
-        self.published
-    }
-
-    /// Whether the next step wants no more.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.producer.as_ref().is_some_and(Producer::is_abandoned)
-    }
-
-    fn producer(&mut self) -> Result<&mut Producer> {
-        self.producer.as_mut().ok_or_else(|| {
-            Error::invalid(
-                "the last step of a pipeline has no ring to put slots into; add a step after it",
-            )
-        })
-    }
+    /// Which queue group of its step it belongs to, from 0.
+    pub group: usize,
+    /// The device that it was given; -1 is the CPU.
+    pub device: i32,
+    /// How often this process has been replaced.
+    pub restarts: u32,
 }

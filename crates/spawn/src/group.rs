@@ -91,6 +91,13 @@ impl<R: 'static> Group<R> {
         self
     }
 
+    /// Keeps a failure among the processes of this group and whoever joins them: queues and events that they were handed
+    /// go on for others, as if the process had only let go of them. For processes that are replaced when they fail.
+    pub fn apart(mut self) -> Self {
+        self.options.apart = true;
+        self
+    }
+
     /// Adds a process that will run `f(rank, args)`, and gives its rank. The arguments are encoded now: what is moved
     /// into them has left this process's hands.
     ///
@@ -260,7 +267,9 @@ impl<R: 'static> Group<R> {
                 parcel,
                 inbox,
             } = member;
-            shared.extend(parcel.shared());
+            if !self.options.apart {
+                shared.extend(parcel.shared());
+            }
             let outcome = inbox.handle();
             let arguments = match parcel.plain(INLINE) {
                 Some(bytes) => Arguments::Plain(bytes),

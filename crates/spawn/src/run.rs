@@ -33,6 +33,8 @@ pub(crate) struct Options {
     /// From the start to `init`.
     pub(crate) hello_deadline: Duration,
     pub(crate) method: StartMethod,
+    /// A failure is told to who joins only, not to who waits for what the processes were handed.
+    pub(crate) apart: bool,
 }
 
 impl Default for Options {
@@ -41,6 +43,7 @@ impl Default for Options {
             grace: Duration::from_secs(3),
             hello_deadline: Duration::from_secs(10),
             method: StartMethod::default(),
+            apart: false,
         }
     }
 }

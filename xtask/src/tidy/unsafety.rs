@@ -101,6 +101,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "repairs what a killed child left",
     ),
     (
+        "crates/shm-core/src/tensor/cast.rs",
+        "bytes seen as elements, which any bytes are",
+    ),
+    (
         "crates/shm-core/src/strategy/file_system/exit.rs",
         "registers the exit handler by which the last process removes a named arena",
     ),

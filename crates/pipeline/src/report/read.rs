@@ -156,6 +156,9 @@ pub struct Card {
     /// When a slot for the output was there.
     #[serde(default)]
     pub slot_acquired: Option<u64>,
+    /// How long the process waited for slots for outputs while it worked on the item, in nanoseconds.
+    #[serde(default)]
+    pub slot_wait: u64,
     /// When the stage began to work on it.
     pub started: u64,
     /// When the stage had finished.
@@ -246,7 +249,8 @@ impl Card {
     #[must_use]
     pub fn slot_wait_ns(&self) -> u64 {
         match self.slot_acquired {
-            // Before the work, or in the middle of it: there it cannot be told from the work.
+            // In the middle of the work only the process can tell.
+            _ if self.slot_wait > 0 => self.slot_wait,
             Some(acquired) if acquired <= self.started => acquired.saturating_sub(self.dequeued),
             _ => 0,
         }
@@ -255,7 +259,8 @@ impl Card {
     /// Nanoseconds of work.
     #[must_use]
     pub fn service_ns(&self) -> u64 {
-        self.finished.saturating_sub(self.started)
+        let worked = self.finished.saturating_sub(self.started);
+        worked.saturating_sub(self.slot_wait)
     }
 
     /// Nanoseconds for the copy of the output to another device.

@@ -25,6 +25,7 @@ mod aliased;
 mod atomic;
 #[cfg(feature = "candle")]
 mod candle;
+mod cast;
 mod create;
 mod dtype;
 mod dynamic;
@@ -46,6 +47,7 @@ mod walk;
 
 pub use aliased::AliasedTensor;
 pub use atomic::{AtomicElement, Integer};
+pub use cast::{elements_of, elements_of_mut};
 pub use dtype::Dtype;
 pub use dynamic::DynTensor;
 pub use element::{Bool, Complex64, Complex128, Element, Number, bf16, f16};

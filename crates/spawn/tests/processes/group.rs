@@ -1,6 +1,8 @@
 //! Different functions under one supervision.
 
 use libtest_mimic::Trial;
+use shm_core::Arena;
+use shm_core::object::{Array, Object, ObjectKind};
 use spawn::{ErrorKind, Group};
 
 use crate::support::{self, exists, sleeps};
@@ -11,6 +13,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         ranks_and_results_follow_the_order_of_adding,
         a_failure_in_one_function_stops_the_others,
         an_empty_group_is_a_mistake,
+        a_failure_in_a_group_apart_ends_no_wait_of_others,
     ]
 }
 
@@ -59,4 +62,22 @@ fn a_failure_in_one_function_stops_the_others() {
 fn an_empty_group_is_a_mistake() {
     let error = Group::<()>::new().start().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Usage), "{error:?}");
+}
+
+fn a_failure_in_a_group_apart_ends_no_wait_of_others() {
+    fn fails(_rank: usize, _: Object) -> Result<(), String> {
+        Err("enough".to_owned())
+    }
+    for apart in [false, true] {
+        let arena = Arena::current().unwrap();
+        let none = [Array::None, Array::None];
+        let shared = Object::create(&arena, ObjectKind::Event, none, 1).unwrap();
+        let mut group = Group::new();
+        if apart {
+            group = group.apart();
+        }
+        group.add("failer", fails, shared.clone()).unwrap();
+        group.start().unwrap().join().unwrap_err();
+        assert_eq!(shared.failure().is_none(), apart);
+    }
 }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tensormp::spawn_api::Stopper;
 
 use crate::error::{Error, Result};
 
@@ -13,7 +12,10 @@ use crate::error::{Error, Result};
 pub(crate) const EXIT_CODE: u8 = 130;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-static RUNNING: Mutex<Option<Stopper>> = Mutex::new(None);
+/// What stops the processes that run.
+type Stop = Box<dyn Fn() + Send>;
+
+static RUNNING: Mutex<Option<Stop>> = Mutex::new(None);
 
 /// Handles SIGINT and SIGTERM from now on.
 pub(crate) fn watch() -> Result<()> {
@@ -26,7 +28,7 @@ pub(crate) fn watch() -> Result<()> {
                 .lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             match &*running {
-                Some(stopper) => stopper.terminate(),
+                Some(stop) => stop(),
                 // Nothing runs that would have to be stopped first.
                 None => std::process::exit(EXIT_CODE.into()),
             }
@@ -44,14 +46,14 @@ pub(crate) fn came() -> bool {
 pub(crate) struct Guard;
 
 impl Guard {
-    pub(crate) fn over(stopper: Stopper) -> Self {
+    pub(crate) fn over(stop: impl Fn() + Send + 'static) -> Self {
         let mut running = RUNNING
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         if came() {
-            stopper.terminate();
+            stop();
         }
-        *running = Some(stopper);
+        *running = Some(Box::new(stop));
         Self
     }
 }

@@ -128,14 +128,16 @@ fn through(
     match transport {
         Transport::Ring => {
             let running = stages::start(&input, header, options.workers, options.slots, found)?;
-            let _guard = interrupt::Guard::over(running.stopper());
+            let stopper = running.stopper();
+            let _guard = interrupt::Guard::over(move || stopper.terminate());
             // On an error (nobody reads the results any more) dropping `running` stops the processes.
             print_all()?;
             stages::finish(running)
         }
         Transport::Serialized => {
             let running = pipes::start(&input, header, options.workers, found)?;
-            let _guard = interrupt::Guard::over(running.stopper());
+            let stopper = running.stopper();
+            let _guard = interrupt::Guard::over(move || stopper.terminate());
             print_all()?;
             pipes::finish(running)
         }

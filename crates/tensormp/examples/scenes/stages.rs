@@ -3,7 +3,7 @@
 use tensormp::Sender;
 use tensormp::Stdin;
 use tensormp::pipeline::{
-    Borrowed, Context, Flow, Output, Pipeline, Running, Stage, StageError, Step, TensorSpec,
+    Context, Flow, Input as Item, Output, Pipeline, Running, Stage, StageError, Step, TensorSpec,
 };
 
 use crate::detect::{Cut, Detector};
@@ -73,12 +73,9 @@ pub(crate) fn finish(running: Running) -> Result<Run> {
     })
 }
 
-/// Notes how long an item was on its way; a pipeline's rings stamp all of them.
-fn record(times: &mut HopTimes, item: &Borrowed) {
-    let stamps = (item.published_ns(), item.asked_ns(), item.borrowed_ns());
-    if let (Some(published), Some(asked), Some(borrowed)) = stamps {
-        times.record(published, asked, borrowed);
-    }
+/// Notes how long an item was on its way; a pipeline stamps all of them.
+fn record(times: &mut HopTimes, item: &Item) {
+    times.record(item.published_ns(), item.asked_ns(), item.dequeued_ns());
 }
 
 /// Reads frames straight into slots.
@@ -107,7 +104,7 @@ impl Stage for Decode {
         })
     }
 
-    fn process(&mut self, _: Option<Borrowed>, output: &mut Output) -> Result<Flow, StageError> {
+    fn process(&mut self, _: Option<Item>, output: &mut Output) -> Result<Flow, StageError> {
         let mut slot = output.loan()?;
         let (luma, chroma) = slot.two_tensors_mut::<u8, u8>(0, 1)?;
         match self.source.read(luma, chroma) {
@@ -153,11 +150,7 @@ impl Stage for Extract {
         })
     }
 
-    fn process(
-        &mut self,
-        input: Option<Borrowed>,
-        output: &mut Output,
-    ) -> Result<Flow, StageError> {
+    fn process(&mut self, input: Option<Item>, output: &mut Output) -> Result<Flow, StageError> {
         let Some(frame) = input else {
             return Ok(Flow::End);
         };
@@ -207,7 +200,7 @@ impl Stage for Detect {
         })
     }
 
-    fn process(&mut self, input: Option<Borrowed>, _: &mut Output) -> Result<Flow, StageError> {
+    fn process(&mut self, input: Option<Item>, _: &mut Output) -> Result<Flow, StageError> {
         let Some(slot) = input else {
             return Ok(Flow::End);
         };

@@ -1,0 +1,244 @@
+//! Clients: where the inputs of a pipeline come from, and at what pace.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mp_queue::{ErrorKind as QueueErrorKind, Receiver};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::home::Home;
+use crate::item::{FULL, Item, Member};
+use crate::pool::encode;
+use crate::route::{Backpressure, Lane};
+
+/// Items that the queue before the first step holds where nothing else is said; RnB's default.
+const QUEUE_SIZE: usize = 500;
+/// A bulk client's queue has room for all its items up to so many.
+const BULK_MOST: u64 = 1 << 16;
+
+/// The next input, already written in postcard. What waits for one asks now and then whether it has to stop.
+pub(crate) type Feed = Box<dyn FnMut(&dyn Fn() -> bool) -> Option<Result<Vec<u8>>> + Send>;
+
+/// Where the inputs of a pipeline come from: the first step gets each as an item without tensors, whose
+/// [payload](crate::Input::payload) it is. It runs in the process that starts the pipeline.
+///
+/// ```
+/// use std::time::Duration;
+/// use pipeline::Client;
+///
+/// let paths = ["a.y4m", "b.y4m"];
+/// // A request every 5 ms on average, as independent users make them; 100 in all.
+/// let client = Client::new(paths.into_iter().cycle()).poisson(Duration::from_millis(5)).count(100);
+/// ```
+#[must_use = "a client does nothing until it is a pipeline's"]
+pub struct Client {
+    pub(crate) feed: Feed,
+    pub(crate) interval: Option<Duration>,
+    pub(crate) count: Option<u64>,
+    pub(crate) queue_size: Option<usize>,
+    pub(crate) policy: Backpressure,
+    seed: Option<u64>,
+}
+
+impl Client {
+    /// All that an iterator gives, each as soon as there is room.
+    pub fn new<I>(inputs: I) -> Self
+    where
+        I: IntoIterator,
+        I::IntoIter: Send + 'static,
+        I::Item: Serialize,
+    {
+        let mut inputs = inputs.into_iter();
+        Self::of(Box::new(move |_| Some(encode(&inputs.next()?))))
+    }
+
+    /// So many inputs without a value, all at once: a measure of throughput.
+    pub fn bulk(count: u64) -> Self {
+        Self::new((0..count).map(|_| ())).count(count)
+    }
+
+    /// What others put into a queue, until all who do have let go of it.
+    pub fn from_queue<T>(queue: Receiver<T>) -> Self
+    where
+        T: Serialize + DeserializeOwned + 'static,
+        Receiver<T>: Send,
+    {
+        Self::of(Box::new(move |stopped| {
+            loop {
+                match queue.get_timeout(Duration::from_millis(200)) {
+                    Ok(input) => return Some(encode(&input)),
+                    Err(error) if *error.kind() == QueueErrorKind::TimedOut => {
+                        if stopped() {
+                            return None;
+                        }
+                    }
+                    Err(error) if error.is_closed() => return None,
+                    Err(error) => return Some(Err(error.into())),
+                }
+            }
+        }))
+    }
+
+    pub(crate) fn of(feed: Feed) -> Self {
+        Self {
+            feed,
+            interval: None,
+            count: None,
+            queue_size: None,
+            policy: Backpressure::Block,
+            seed: None,
+        }
+    }
+
+    /// Spaces the inputs out as independent users would make them: the time between two is exponentially distributed with
+    /// this mean. A mean of zero is as fast as there is room.
+    pub fn poisson(mut self, mean: Duration) -> Self {
+        self.interval = (!mean.is_zero()).then_some(mean);
+        self
+    }
+
+    /// Makes the times of [`poisson`](Self::poisson) the same in each run.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// How many inputs are to be finished: where items are dropped or fail, others are offered in their place. The run ends
+    /// when so many are, or there are no more.
+    pub fn count(mut self, target: u64) -> Self {
+        self.count = Some(target);
+        self
+    }
+
+    /// How many items the queue before the first step holds; 500 where nothing is said, as in RnB, or all where they come
+    /// at once and their number is known.
+    pub fn queue_size(mut self, items: usize) -> Self {
+        self.queue_size = Some(items);
+        self
+    }
+
+    /// What happens when that queue is full.
+    pub fn backpressure(mut self, policy: Backpressure) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        match (self.queue_size, self.interval, self.count) {
+            (Some(size), ..) => size,
+            (None, None, Some(count)) => count.clamp(1, BULK_MOST) as usize,
+            _ => QUEUE_SIZE,
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("interval", &self.interval)
+            .field("count", &self.count)
+            .field("queue_size", &self.queue_size)
+            .field("backpressure", &self.policy)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the client's thread and the run's know of each other.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// The run is over or has failed.
+    pub(crate) stop: AtomicBool,
+    pub(crate) completed: AtomicU64,
+    /// Dropped or failed.
+    pub(crate) lost: AtomicU64,
+}
+
+/// Feeds the first step. `replaces` says whether items may be lost, so that others must be offered in their place.
+pub(crate) fn feed(
+    client: Client,
+    home: &Arc<Home>,
+    lane: &Lane,
+    progress: &Progress,
+    replaces: bool,
+) -> Result<()> {
+    let mut random = client
+        .seed
+        .map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
+    let stopped = || progress.stop.load(Ordering::Relaxed);
+    let mut due = Instant::now();
+    let mut offered = 0;
+    let mut next = client.feed;
+    'inputs: while !stopped() {
+        while client
+            .count
+            .is_some_and(|count| offered >= count + progress.lost.load(Ordering::Relaxed))
+        {
+            let over = progress.completed.load(Ordering::Relaxed)
+                + progress.lost.load(Ordering::Relaxed)
+                >= offered;
+            // What was lost was counted before what was completed: one more look.
+            let short = client
+                .count
+                .is_some_and(|count| offered < count + progress.lost.load(Ordering::Relaxed));
+            if !replaces || stopped() || (over && !short) {
+                break 'inputs;
+            }
+            home.flush();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let Some(payload) = next(&stopped) else { break };
+        if let Some(mean) = client.interval {
+            // The inverse of the distribution; 1 - u is never 0.
+            due += mean.mul_f64(-(1.0 - random.f64()).ln());
+            while !stopped() {
+                let left = due.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                home.flush();
+                std::thread::sleep(left.min(Duration::from_millis(50)));
+            }
+        }
+        let item = Item {
+            id: offered,
+            parts: 1,
+            members: vec![Member {
+                root: offered,
+                weight: FULL,
+            }],
+            payload: payload?,
+            ..Item::default()
+        };
+        offered += 1;
+        home.note_offered();
+        match lane.put(home, client.policy, item) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(_) if stopped() => break,
+            Err(error) => return Err(error),
+        }
+    }
+    home.flush();
+    Ok(())
+}
+
+/// Whether a client could not go on only because the processes of the first step are gone.
+pub(crate) fn follows(error: &Error) -> bool {
+    let ErrorKind::Queue(kind) = error.kind() else {
+        return false;
+    };
+    matches!(kind, QueueErrorKind::Closed | QueueErrorKind::PeerFailed(_))
+}
+
+/// The error of a client that could not go on, told with where it happened.
+pub(crate) fn client_failed(error: Error) -> Error {
+    let kind = match error.kind() {
+        ErrorKind::QueueFull => ErrorKind::QueueFull,
+        _ => ErrorKind::Process,
+    };
+    Error::caused(kind, "the client, which feeds the first step", error)
+}

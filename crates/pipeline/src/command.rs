@@ -1,0 +1,269 @@
+//! The command line of a program whose pipelines come from configuration files.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pipeline::Pipeline;
+use crate::registry::Registry;
+use crate::run::{Report, Termination};
+
+/// Runs pipelines from configuration files.
+///
+/// Exit codes: 0 the run came to its end; 1 a process failed; 2 the configuration or the command line is wrong; 3 a queue
+/// was full; 4 the run, or one item, took too long; 5 processes waited for each other; 130 it was interrupted.
+#[derive(Debug, Parser)]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the pipeline of a configuration in TOML or JSON; RnB's own are read as they are.
+    Run {
+        /// The file.
+        config: PathBuf,
+        /// Mean time between two inputs, in milliseconds, as independent users would make them; 0: all at once.
+        #[arg(long, short = 'm', value_name = "MS")]
+        mean_interval_ms: Option<f64>,
+        /// How many inputs are to be finished.
+        #[arg(long, short = 'n', value_name = "N")]
+        count: Option<u64>,
+        /// Items that the queue before the first step holds.
+        #[arg(long, value_name = "N")]
+        queue_size: Option<usize>,
+        /// Puts every process on the CPU, whatever the configuration says.
+        #[arg(long, value_enum, value_name = "DEVICE")]
+        device: Option<On>,
+        /// Changes a value of the configuration, such as load.slots=4 or pipeline.0.num_segments=2.
+        #[arg(long, value_name = "KEY=VALUE")]
+        set: Vec<String>,
+        /// Only looks whether the configuration could run.
+        #[arg(long)]
+        check: bool,
+        /// Writes what happened to each item, and when, into this directory.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Prints the outcome as one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum On {
+    /// The CPU.
+    Cpu,
+}
+
+/// The `main` of a program whose pipelines come from configuration files: `run CONFIG` with the options that `--help`
+/// lists. It must be the first thing that the program does.
+///
+/// ```no_run
+/// use pipeline::Registry;
+///
+/// fn registry() -> Registry {
+///     Registry::new() // .stage::<Load>("load") …
+/// }
+///
+/// fn main() -> std::process::ExitCode {
+///     pipeline::main(registry)
+/// }
+/// ```
+///
+/// Exit codes:
+///
+/// | code | meaning |
+/// |---|---|
+/// | 0 | the run came to its end: the target was reached, or the input ended |
+/// | 1 | a process failed, or a file could not be written |
+/// | 2 | the configuration or the command line is wrong; nothing was started |
+/// | 3 | a queue or ring was full, and its policy is to fail |
+/// | 4 | the run, or one item in a step, took longer than its limit |
+/// | 5 | processes waited for each other's slots |
+/// | 130 | it was interrupted (SIGINT, SIGTERM) |
+pub fn main<F>(registry: F) -> ExitCode
+where
+    F: Fn() -> Registry + Copy + Send + Sync + 'static,
+{
+    spawn::init();
+    let Options {
+        command:
+            Command::Run {
+                config,
+                mean_interval_ms,
+                count,
+                queue_size,
+                device,
+                set,
+                check,
+                out,
+                json,
+            },
+    } = Options::parse();
+    let prepared = (|| {
+        let mut config = Config::read(&config)?;
+        if let Some(On::Cpu) = device {
+            config = config.on_cpu();
+        }
+        for (key, value) in [
+            (
+                "client.mean_interval_ms",
+                mean_interval_ms.map(|ms| ms.to_string()),
+            ),
+            ("client.count", count.map(|count| count.to_string())),
+            ("client.queue_size", queue_size.map(|size| size.to_string())),
+        ] {
+            if let Some(value) = value {
+                config = config.set(key, &value)?;
+            }
+        }
+        for change in &set {
+            let (key, value) = change
+                .split_once('=')
+                .ok_or_else(|| Error::invalid(format!("--set {change}: KEY=VALUE was expected")))?;
+            config = config.set(key, value)?;
+        }
+        let mut pipeline = config.pipeline(registry)?.progress();
+        if let Some(out) = &out {
+            pipeline = pipeline.run_dir(out);
+        }
+        pipeline.check()?;
+        Ok(pipeline)
+    })();
+    let pipeline: Pipeline = match prepared {
+        Ok(pipeline) => pipeline,
+        Err(error) => return told(&error, 2),
+    };
+    if check {
+        let text = match json {
+            true => json!({"check": "ok"}).to_string(),
+            false => format!("{} could run", config.display()),
+        };
+        return match print(&(text + "\n")) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => told(&error, 1),
+        };
+    }
+    match run(pipeline) {
+        Ok(report) => {
+            let printed = print(&text(&report, json));
+            match (report.error(), printed) {
+                (Some(error), _) => told(error, code(report.termination())),
+                (None, Err(error)) => told(&error, 1),
+                (None, Ok(())) => ExitCode::SUCCESS,
+            }
+        }
+        Err(error) => told(
+            &error,
+            if *error.kind() == ErrorKind::Invalid {
+                2
+            } else {
+                1
+            },
+        ),
+    }
+}
+
+fn told(error: &Error, code: u8) -> ExitCode {
+    eprintln!("error: {error}");
+    ExitCode::from(code)
+}
+
+fn code(termination: Termination) -> u8 {
+    match termination {
+        Termination::TargetReached | Termination::InputEnded => 0,
+        Termination::Failed => 1,
+        Termination::QueueFull => 3,
+        Termination::TimedOut => 4,
+        Termination::Deadlock => 5,
+        Termination::Interrupted => 130,
+    }
+}
+
+/// Runs a pipeline; SIGINT and SIGTERM stop it.
+fn run(pipeline: Pipeline) -> Result<Report> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])
+        .map_err(|error| Error::caused(ErrorKind::Process, "signals cannot be handled", error))?;
+    let handle = signals.handle();
+    let running = pipeline.start()?;
+    let stopper = running.stopper();
+    let listener = std::thread::spawn(move || {
+        for _ in signals.forever() {
+            stopper.terminate();
+        }
+    });
+    let report = running.wait();
+    handle.close();
+    let _ = listener.join();
+    Ok(report)
+}
+
+/// Prints to whoever reads; one that has read enough is no mistake.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::caused(
+            ErrorKind::File,
+            "the outcome could not be written",
+            error,
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn text(report: &Report, as_json: bool) -> String {
+    let (items, seconds) = (report.items(), report.seconds());
+    let rate = items.completed as f64 / seconds.max(1e-9);
+    if as_json {
+        let processes = report.processes().iter().map(|process| {
+            json!({
+                "step": process.step(),
+                "name": process.name(),
+                "pid": process.pid(),
+                "device": process.device(),
+                "inputs": process.inputs(),
+                "outputs": process.outputs(),
+                "restarts": process.restarts(),
+            })
+        });
+        let value = json!({
+            "termination": report.termination(),
+            "detail": report.error().map(Error::to_string),
+            "items": items,
+            "seconds": seconds,
+            "per_second": rate,
+            "processes": processes.collect::<Vec<_>>(),
+        });
+        return format!("{value}\n");
+    }
+    let mut text = format!(
+        "{}: {} items in {seconds:.3} s, {rate:.1}/s\n",
+        report.termination(),
+        items.completed
+    );
+    if items.dropped + items.failed + items.redelivered > 0 {
+        text.push_str(&format!(
+            "{} dropped, {} failed, {} redelivered\n",
+            items.dropped, items.failed, items.redelivered
+        ));
+    }
+    for process in report.processes() {
+        text.push_str(&format!(
+            "{:<24} pid {:<8} {:>8} in {:>8} out\n",
+            process.name(),
+            process.pid(),
+            process.inputs(),
+            process.outputs()
+        ));
+    }
+    text
+}

@@ -1,0 +1,377 @@
+//! Configurations: a pipeline from a file, in TOML or in JSON, RnB's own included.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pipeline::Pipeline;
+use crate::registry::{Registry, maker};
+use crate::step::{QueueGroup, Step, Unfinished};
+
+/// A configuration, read and not yet understood, so that it can still be changed.
+///
+/// ```
+/// use pipeline::{Config, Registry};
+///
+/// fn registry() -> Registry {
+///     Registry::new().iterator("numbers", |_| Ok(0_u32..))
+/// }
+///
+/// let config = Config::from_toml(
+///     r#"
+///     iterator = "numbers"
+///     client = { count = 100 }
+///
+///     [[pipeline]]
+///     stage = "Aggregator"
+///     devices = [-1, -1]
+///     "#,
+/// )?;
+/// config.pipeline(registry)?.check()?;
+/// # Ok::<(), pipeline::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    value: Value,
+    on_cpu: bool,
+}
+
+/// Keys of a configuration, and what each is called in RnB's.
+const TOP: &[(&str, &str)] = &[
+    ("pipeline", "pipeline"),
+    ("iterator", "video_path_iterator"),
+    ("iterator_params", "iterator_params"),
+    ("client", "client"),
+    ("timeout_ms", "timeout_ms"),
+];
+
+impl Config {
+    /// Reads a file: TOML where its name ends so, JSON otherwise.
+    ///
+    /// # Errors
+    /// `File` when it cannot be read, `Invalid` when it is neither.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Error::caused(
+                ErrorKind::File,
+                format!("the configuration {} could not be read", path.display()),
+                error,
+            )
+        })?;
+        let config = if path.extension().is_some_and(|end| end == "toml") {
+            Self::from_toml(&text)
+        } else {
+            Self::from_json(&text)
+        };
+        config.map_err(|error| Error::invalid(format!("{}: {error}", path.display())))
+    }
+
+    /// A configuration in TOML.
+    ///
+    /// # Errors
+    /// `Invalid` when it is none.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        toml::from_str(text)
+            .map_err(|error| Error::invalid(error.to_string().trim_end().to_owned()))
+            .map(Self::of)
+    }
+
+    /// A configuration in JSON.
+    ///
+    /// # Errors
+    /// `Invalid` when it is none.
+    pub fn from_json(text: &str) -> Result<Self> {
+        serde_json::from_str(text)
+            .map_err(|error| Error::invalid(error.to_string()))
+            .map(Self::of)
+    }
+
+    fn of(value: Value) -> Self {
+        // RnB's first configurations are the bare list of steps.
+        let value = match value {
+            Value::Array(steps) => json!({ "pipeline": steps }),
+            other => other,
+        };
+        Self {
+            value,
+            on_cpu: false,
+        }
+    }
+
+    /// Puts every process on the CPU, so that a configuration for eight GPUs runs anywhere.
+    #[must_use]
+    pub fn on_cpu(mut self) -> Self {
+        self.on_cpu = true;
+        self
+    }
+
+    /// Changes one value: `key` is a path of keys and indices with dots between them, and may begin with the name of a step
+    /// (`load.slots`, `pipeline.0.queue_groups.1.batch`, `client.count`); `value` is JSON, or else a text.
+    ///
+    /// # Errors
+    /// `Invalid` when the path leads nowhere.
+    pub fn set(mut self, key: &str, value: &str) -> Result<Self> {
+        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+        let mut parts: Vec<&str> = key.split('.').collect();
+        let nowhere = |part: &str| {
+            Error::invalid(format!(
+                "{key}: there is no {part:?} to set; a path begins with a key of the configuration or the name of a step"
+            ))
+        };
+        let last = parts.pop().unwrap_or_default();
+        let mut place = &mut self.value;
+        for (depth, part) in parts.into_iter().enumerate() {
+            if depth == 0 && place.get(part).is_none() {
+                let steps = place.get("pipeline").map(names).unwrap_or_default();
+                if let Some(index) = steps.iter().position(|name| name == part) {
+                    place = &mut place["pipeline"][index];
+                    continue;
+                }
+            }
+            place = match (place, part.parse::<usize>()) {
+                (Value::Array(list), Ok(index)) => {
+                    list.get_mut(index).ok_or_else(|| nowhere(part))?
+                }
+                (Value::Object(map), _) => {
+                    map.entry(part).or_insert_with(|| Value::Object(Map::new()))
+                }
+                _ => return Err(nowhere(part)),
+            };
+        }
+        match (place, last.parse::<usize>()) {
+            (Value::Array(list), Ok(index)) if index < list.len() => list[index] = value,
+            (Value::Object(map), _) => {
+                map.insert(last.to_owned(), value);
+            }
+            _ => return Err(nowhere(last)),
+        }
+        Ok(self)
+    }
+
+    /// The configuration as it is now.
+    #[must_use]
+    pub fn value(&self) -> &Value {
+        &self.value
+    }
+
+    /// The pipeline that it describes, with the stages, selectors and iterators of a registry. `registry` is a function
+    /// item, which the processes of the pipeline call as well.
+    ///
+    /// # Errors
+    /// `Invalid`, naming step, queue group and key.
+    pub fn pipeline<F>(&self, registry: F) -> Result<Pipeline>
+    where
+        F: Fn() -> Registry + Copy + Send + Sync + 'static,
+    {
+        let known = registry();
+        let mut top = Keys::of(&self.value, "the configuration")?;
+        let steps: Vec<Value> = top.need("pipeline", "pipeline")?;
+        let mut pipeline = Pipeline::new();
+        for (value, name) in steps.iter().zip(names(&Value::from(steps.clone()))) {
+            pipeline = pipeline.step(self.step(value, name, registry, &known)?);
+        }
+        let iterator: Option<String> = top.take("iterator", "video_path_iterator")?;
+        let params = top.take("iterator_params", "")?.unwrap_or(Value::Null);
+        let client: Option<Value> = top.take("client", "")?;
+        if let Some(timeout) = top.take::<f64>("timeout_ms", "")? {
+            pipeline = pipeline.timeout(milliseconds("the configuration, timeout_ms", timeout)?);
+        }
+        if let Some(odd) = top.rest.keys().next() {
+            return Err(Error::invalid(format!(
+                "the configuration, {odd}: there is no such key; there are {:?}",
+                TOP.iter().map(|(key, _)| *key).collect::<Vec<_>>()
+            )));
+        }
+        if iterator.is_some() || client.is_some() {
+            let inputs = match iterator {
+                Some(name) => known.make_client(&name, &params).map_err(|error| {
+                    Error::invalid(format!("the configuration, iterator: {error}"))
+                })?,
+                None => Client::new(std::iter::repeat(())),
+            };
+            pipeline = pipeline.client(configure(inputs, client.unwrap_or_else(|| json!({})))?);
+        }
+        pipeline.config = Some(self.value.clone());
+        Ok(pipeline)
+    }
+
+    fn step<F>(&self, value: &Value, name: String, provider: F, known: &Registry) -> Result<Step>
+    where
+        F: Fn() -> Registry + Copy + Send + Sync + 'static,
+    {
+        let at = format!("step {name:?}");
+        let mut keys = Keys::of(value, &at)?;
+        let _: Option<String> = keys.take("name", "")?;
+        let stage: String = keys.need("stage", "model")?;
+        let mut step = Step::new(name);
+        step.slots = keys.take("slots", "num_shared_tensors")?;
+        step.segments = keys.take("segments", "num_segments")?.unwrap_or(1);
+        step.delivery = keys.take("delivery", "")?.unwrap_or_default();
+        step.backpressure = keys.take("backpressure", "")?.unwrap_or_default();
+        step.queue_size = keys.take("queue_size", "")?;
+        step.ordered = keys.take("ordered", "")?.unwrap_or(false);
+        step.restarts = keys.take("restart", "")?.unwrap_or(0);
+        step.unfinished = match keys.take::<String>("unfinished", "")?.as_deref() {
+            None | Some("redeliver") => Unfinished::Redeliver,
+            Some("report") => Unfinished::Report,
+            Some(other) => {
+                return Err(Error::invalid(format!(
+                    "{at}, unfinished: {other:?} was read; it is \"redeliver\" or \"report\""
+                )));
+            }
+        };
+        if let Some(limit) = keys.take::<f64>("limit_ms", "")? {
+            step.limit = Some(milliseconds(&format!("{at}, limit_ms"), limit)?);
+        }
+        let groups: Option<Vec<Value>> = keys.take("queue_groups", "")?;
+        // A step with one group may do without the list.
+        let groups = match groups {
+            Some(groups) => groups,
+            None => {
+                let of_group = [
+                    "devices",
+                    "gpus",
+                    "replicas",
+                    "in_queue",
+                    "out_queues",
+                    "queue_selector",
+                ];
+                let taken = of_group
+                    .iter()
+                    .filter_map(|key| keys.rest.remove_entry(*key));
+                vec![Value::Object(taken.collect())]
+            }
+        };
+        for (number, group) in groups.iter().enumerate() {
+            let at = format!("{at}, queue group {number}");
+            let mut own = Keys::of(group, &at)?;
+            let devices: Option<Vec<i32>> = own.take("devices", "gpus")?;
+            let replicas: Option<usize> = own.take("replicas", "")?;
+            let mut devices = match (devices, replicas) {
+                (Some(_), Some(_)) => {
+                    return Err(Error::invalid(format!(
+                        "{at}, replicas: devices are named as well; name one twice for two processes"
+                    )));
+                }
+                (Some(devices), None) => devices,
+                (None, replicas) => vec![-1; replicas.unwrap_or(1)],
+            };
+            if self.on_cpu {
+                devices.fill(-1);
+            }
+            let in_queue: Option<u32> = own.take("in_queue", "")?;
+            let out_queues: Option<Vec<u32>> = own.take("out_queues", "")?;
+            let selector: Option<String> = own.take("queue_selector", "")?;
+            // What is left is the stage's: the group's own before the step's.
+            let mut params = keys.rest.clone();
+            params.extend(own.rest);
+            let maker = maker(provider, known, &stage, Value::Object(params))
+                .map_err(|error| Error::invalid(format!("{at}, {error}")))?;
+            let mut group = QueueGroup::made_by(maker).devices(devices);
+            group.in_queue = in_queue;
+            group.out_queues = out_queues;
+            if let Some(selector) = selector {
+                group.selector = selector;
+            }
+            step = step.group(group);
+        }
+        Ok(step)
+    }
+}
+
+fn configure(mut client: Client, value: Value) -> Result<Client> {
+    let at = "client";
+    let mut keys = Keys::of(&value, at)?;
+    if let Some(mean) = keys.take::<f64>("mean_interval_ms", "")? {
+        client = client.poisson(milliseconds("client, mean_interval_ms", mean)?);
+    }
+    client.count = keys.take("count", "")?;
+    client.queue_size = keys.take("queue_size", "")?;
+    client.policy = keys.take("backpressure", "")?.unwrap_or_default();
+    if let Some(seed) = keys.take("seed", "")? {
+        client = client.seed(seed);
+    }
+    match keys.rest.keys().next() {
+        None => Ok(client),
+        Some(odd) => Err(Error::invalid(format!(
+            "client, {odd}: there is no such key; there are mean_interval_ms, count, queue_size, backpressure and seed"
+        ))),
+    }
+}
+
+/// What steps are called: as they say, or by the last word of their stage, with a number where that is not enough.
+fn names(steps: &Value) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for step in steps.as_array().into_iter().flatten() {
+        let said = |key: &str| step.get(key).and_then(Value::as_str);
+        let name = said("name").map(str::to_owned).unwrap_or_else(|| {
+            let stage = said("stage").or(said("model")).unwrap_or("step");
+            let last = stage.rsplit(['.', ':']).next().unwrap_or(stage);
+            let again = names.iter().filter(|name| {
+                let base = name.trim_end_matches(|end: char| end.is_ascii_digit());
+                **name == last || base.strip_suffix('-') == Some(last)
+            });
+            match again.count() {
+                0 => last.to_owned(),
+                before => format!("{last}-{}", before + 1),
+            }
+        });
+        names.push(name);
+    }
+    names
+}
+
+fn milliseconds(at: &str, ms: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(ms / 1e3)
+        .map_err(|error| Error::invalid(format!("{at}: {ms} milliseconds: {error}")))
+}
+
+/// The keys of a table, taken out one after the other.
+struct Keys<'a> {
+    at: &'a str,
+    rest: Map<String, Value>,
+}
+
+impl<'a> Keys<'a> {
+    fn of(value: &Value, at: &'a str) -> Result<Self> {
+        match value.as_object() {
+            Some(map) => Ok(Self {
+                at,
+                rest: map.clone(),
+            }),
+            None => Err(Error::invalid(format!(
+                "{at}: a table of keys was expected"
+            ))),
+        }
+    }
+
+    /// The value of a key, by its own name or RnB's.
+    fn take<T: DeserializeOwned>(&mut self, key: &str, rnb: &str) -> Result<Option<T>> {
+        let (name, value) = match (self.rest.remove(key), self.rest.remove(rnb)) {
+            (None, None) => return Ok(None),
+            (Some(value), None) => (key, value),
+            (None, Some(value)) => (rnb, value),
+            (Some(_), Some(_)) if key == rnb => return Ok(None),
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid(format!(
+                    "{}, {key}: {rnb} says the same; leave one out",
+                    self.at
+                )));
+            }
+        };
+        serde_json::from_value(value)
+            .map(Some)
+            .map_err(|error| Error::invalid(format!("{}, {name}: {error}", self.at)))
+    }
+
+    fn need<T: DeserializeOwned>(&mut self, key: &str, rnb: &str) -> Result<T> {
+        let at = self.at.to_owned();
+        self.take(key, rnb)?
+            .ok_or_else(|| Error::invalid(format!("{at}, {key}: it is missing")))
+    }
+}

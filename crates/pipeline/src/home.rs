@@ -1,0 +1,186 @@
+//! What all parts of one process of a pipeline share: who it is, the board, and the way home for time cards.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mp_queue::{Event, Sender};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use shm_core::clock::now_ns;
+
+use crate::board::{Board, State};
+use crate::item::Item;
+use crate::spec::{Layout, TensorSpec};
+use crate::time_card::{Batch, Entry, Sample};
+
+/// Entries that are sent in one message at most.
+const BATCH: usize = 64;
+/// How long entries wait for others.
+const PATIENCE_NS: u64 = 20_000_000;
+/// A sample of the ring's use is taken so often at most.
+const SAMPLE_NS: u64 = 5_000_000;
+
+/// A process whose slots this one may read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Upstream {
+    pub(crate) rank: u32,
+    /// Set whenever one of its slots may be free again.
+    pub(crate) freed: Event,
+    pub(crate) specs: Vec<TensorSpec>,
+}
+
+/// The same, as this process uses it.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) freed: Event,
+    pub(crate) layout: Arc<Layout>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) rank: u32,
+    pub(crate) step: u32,
+    pub(crate) device: i32,
+    pub(crate) board: Board,
+    pub(crate) upstream: HashMap<u32, Known>,
+    /// Set when the process ends in failure: what it has is unfinished, and no card says otherwise.
+    failing: AtomicBool,
+    /// Each card is sent at once: the process may be killed and replaced.
+    prompt: bool,
+    log: Mutex<Log>,
+}
+
+#[derive(Debug)]
+struct Log {
+    to: Sender<Batch>,
+    batch: Batch,
+    since: u64,
+    sampled: u64,
+    /// Place holders for items that ended here, for a step that restores the order.
+    tombstones: Option<Vec<Item>>,
+}
+
+impl Home {
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn new(
+        (rank, step, device): (u32, u32, i32),
+        board: Board,
+        upstream: HashMap<u32, Known>,
+        to: Sender<Batch>,
+        prompt: bool,
+        tombstones: bool,
+    ) -> Self {
+        Self {
+            rank,
+            step,
+            device,
+            board,
+            upstream,
+            failing: AtomicBool::new(false),
+            prompt,
+            log: Mutex::new(Log {
+                to,
+                batch: Batch {
+                    rank,
+                    ..Batch::default()
+                },
+                since: 0,
+                sampled: 0,
+                tombstones: tombstones.then(Vec::new),
+            }),
+        }
+    }
+
+    pub(crate) fn enter(&self, state: State) {
+        self.board.enter(self.rank, state);
+    }
+
+    /// From now on nothing that is dropped counts as done.
+    pub(crate) fn fail(&self) {
+        self.failing.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed) || std::thread::panicking()
+    }
+
+    /// Notes what became of an item.
+    pub(crate) fn note(&self, entry: Entry) {
+        let mut log = self.log.lock();
+        log.batch.entries.push(entry);
+        let now = now_ns();
+        if log.batch.entries.len() == 1 {
+            log.since = now;
+        }
+        if self.prompt
+            || log.batch.entries.len() >= BATCH
+            || now.saturating_sub(log.since) >= PATIENCE_NS
+        {
+            log.send();
+        }
+    }
+
+    pub(crate) fn note_offered(&self) {
+        self.log.lock().batch.offered += 1;
+    }
+
+    /// Whether it is time to say how many slots are in use.
+    pub(crate) fn wants_sample(&self, now: u64) -> bool {
+        now.saturating_sub(self.log.lock().sampled) >= SAMPLE_NS
+    }
+
+    pub(crate) fn note_in_use(&self, now: u64, in_use: u32) {
+        let mut log = self.log.lock();
+        log.sampled = now;
+        log.batch.samples.push(Sample { t: now, in_use });
+    }
+
+    /// An item ended here without an output.
+    pub(crate) fn note_gone(&self, id: u64, part: u32, parts: u32) {
+        if let Some(tombstones) = &mut self.log.lock().tombstones {
+            tombstones.push(Item {
+                id,
+                part,
+                parts,
+                gone: true,
+                ..Item::default()
+            });
+        }
+    }
+
+    pub(crate) fn take_tombstones(&self) -> Vec<Item> {
+        match &mut self.log.lock().tombstones {
+            Some(tombstones) if !tombstones.is_empty() => std::mem::take(tombstones),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Sends what there is, before the process waits or ends.
+    pub(crate) fn flush(&self) {
+        self.log.lock().send();
+    }
+}
+
+impl Log {
+    fn send(&mut self) {
+        let batch = &mut self.batch;
+        if batch.entries.is_empty() && batch.samples.is_empty() && batch.offered == 0 {
+            return;
+        }
+        let rank = batch.rank;
+        let full = std::mem::replace(
+            batch,
+            Batch {
+                rank,
+                ..Batch::default()
+            },
+        );
+        // Whoever started the run reads all the time. If it is gone, this process is about to be, too.
+        if let Err(error) = self.to.put_timeout(full, Duration::from_secs(10)) {
+            tracing::warn!(%error, "time cards are lost");
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! What a stage gets: an item, its tensors where their producer wrote them, and its time card.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use shm_core::clock::now_ns;
+use shm_core::{Element, SharedTensor, Tensor, elements_of};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::home::Home;
+use crate::item::{Item, Member, Share, View, share_of};
+use crate::spec::{Layout, TensorSpec};
+use crate::time_card::{Entry, TimeCard};
+
+/// What is known of an item while this process has it. The card goes home when the last who has it lets go.
+#[derive(Debug)]
+pub(crate) struct Card {
+    home: Arc<Home>,
+    state: Mutex<CardState>,
+}
+
+#[derive(Debug)]
+struct CardState {
+    card: TimeCard,
+    parts: u32,
+    members: Vec<Member>,
+    outputs: u32,
+    /// The place in the ledger, for a process that may be replaced.
+    receipt: Option<crate::ledger::Receipt>,
+}
+
+impl Card {
+    pub(crate) fn new(
+        home: &Arc<Home>,
+        item: &mut Item,
+        receipt: Option<crate::ledger::Receipt>,
+    ) -> Arc<Self> {
+        let card = TimeCard {
+            item: item.id,
+            part: item.part,
+            parents: std::mem::take(&mut item.parents),
+            step: home.step,
+            rank: home.rank,
+            device: home.device,
+            enqueued: item.enqueued,
+            dequeued: now_ns(),
+            ..TimeCard::default()
+        };
+        Arc::new(Self {
+            home: Arc::clone(home),
+            state: Mutex::new(CardState {
+                card,
+                parts: item.parts.max(1),
+                members: std::mem::take(&mut item.members),
+                outputs: 0,
+                receipt,
+            }),
+        })
+    }
+
+    pub(crate) fn edit(&self, change: impl FnOnce(&mut TimeCard)) {
+        change(&mut self.state.lock().card);
+    }
+
+    /// Number, part and parts, and what this is made of.
+    pub(crate) fn identity(&self) -> (u64, u32, u32) {
+        let state = self.state.lock();
+        (state.card.item, state.card.part, state.parts)
+    }
+
+    /// Counts one more output made of this: how many there were, and the weight that goes with it.
+    pub(crate) fn derive(&self) -> (u32, Vec<Member>) {
+        let mut state = self.state.lock();
+        state.outputs = state.outputs.saturating_add(1);
+        let nth = state.outputs;
+        let members = state
+            .members
+            .iter_mut()
+            .map(|member| Member {
+                root: member.root,
+                weight: share_of(&mut member.weight, nth),
+            })
+            .collect();
+        (nth - 1, members)
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        if self.home.is_failing() {
+            // Unfinished: whoever supervises the run finds it in the ledger, or counts it as failed.
+            if let Some(receipt) = state.receipt.take() {
+                receipt.leave();
+            }
+            return;
+        }
+        if state.card.released == 0 {
+            state.card.released = now_ns();
+        }
+        if state.outputs == 0 {
+            self.home
+                .note_gone(state.card.item, state.card.part, state.parts);
+        }
+        self.home.note(Entry {
+            card: std::mem::take(&mut state.card),
+            ended: std::mem::take(&mut state.members),
+        });
+        // After the card: killed in between, the item is delivered once more rather than forgotten.
+        state.receipt = None;
+    }
+}
+
+/// The slot of what was copied out of one.
+const NO_SLOT: u32 = u32::MAX;
+
+/// A slot that this process reads.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    home: Arc<Home>,
+    layout: Arc<Layout>,
+    /// `None` once it has been passed on.
+    share: Option<Share>,
+}
+
+impl Reading {
+    pub(crate) fn begin(home: &Arc<Home>, share: Share) -> Result<Self> {
+        let known = home.upstream.get(&share.rank).ok_or_else(|| {
+            Error::invalid(format!(
+                "a slot of process {} arrived, which no step before this one has",
+                share.rank
+            ))
+        })?;
+        let layout = Arc::clone(&known.layout);
+        let fits = share.views.len() == layout.tensors.len()
+            && share.memory.len() >= layout.bytes
+            && share
+                .views
+                .iter()
+                .zip(&layout.tensors)
+                .all(|(view, place)| {
+                    numel(&view.shape)
+                        .and_then(|numel| numel.checked_add(view.start))
+                        .is_some_and(|end| end <= place.numel)
+                });
+        if !fits {
+            return Err(Error::invalid(format!(
+                "slot {} of process {} arrived with tensors that are not its own",
+                share.slot, share.rank
+            )));
+        }
+        home.board.hold(share.rank, share.slot, home.rank);
+        Ok(Self {
+            home: Arc::clone(home),
+            layout,
+            share: Some(share),
+        })
+    }
+
+    fn share(&self) -> Result<&Share> {
+        self.share
+            .as_ref()
+            .ok_or_else(|| Error::invalid("a slot was read after it had been passed on"))
+    }
+
+    fn tensor<T: Element>(&self, index: usize) -> Result<&[T]> {
+        self.layout.place::<T>(index)?;
+        Ok(elements_of(self.bytes(index)?)?)
+    }
+
+    fn bytes(&self, index: usize) -> Result<&[u8]> {
+        let place = self.layout.at(index)?;
+        let share = self.share()?;
+        let view = &share.views[index];
+        let size = place.dtype.size();
+        let start = place.offset + view.start * size;
+        let len = numel(&view.shape).unwrap_or(0) * size;
+        // In bounds: checked when it arrived.
+        let bytes = share.memory.try_as_slice()?;
+        Ok(bytes.get(start..start + len).unwrap_or(&[]))
+    }
+
+    /// Copies what is read into memory of its own, and lets go of the slot.
+    fn detach(&mut self) -> Result<()> {
+        let share = self.share()?;
+        if share.slot == NO_SLOT {
+            return Ok(());
+        }
+        let mut copy = Tensor::<u8>::zeros([self.layout.bytes.max(1)])?;
+        let to = copy.try_as_mut_slice()?;
+        for (index, view) in share.views.iter().enumerate() {
+            let place = self.layout.at(index)?;
+            let start = place.offset + view.start * place.dtype.size();
+            let from = self.bytes(index)?;
+            if let Some(to) = to.get_mut(start..start + from.len()) {
+                to.copy_from_slice(from);
+            }
+        }
+        let copied = Share {
+            rank: share.rank,
+            slot: NO_SLOT,
+            memory: copy.freeze(),
+            views: share.views.clone(),
+        };
+        // What is replaced is let go of as if it were dropped.
+        drop(Self {
+            home: Arc::clone(&self.home),
+            layout: Arc::clone(&self.layout),
+            share: self.share.replace(copied),
+        });
+        Ok(())
+    }
+
+    /// The share itself, to be passed on to the next step.
+    pub(crate) fn pass_on(mut self) -> Option<Share> {
+        let share = self.share.take()?;
+        self.home
+            .board
+            .let_go(share.rank, share.slot, self.home.rank);
+        Some(share)
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let Some(Share {
+            rank, slot, memory, ..
+        }) = self.share.take()
+        else {
+            return;
+        };
+        self.home.board.let_go(rank, slot, self.home.rank);
+        drop(memory);
+        // After the reference is gone: whoever is woken finds the slot free.
+        if let Some(known) = self.home.upstream.get(&rank) {
+            known.freed.set();
+        }
+    }
+}
+
+pub(crate) fn numel(shape: &[usize]) -> Option<usize> {
+    shape
+        .iter()
+        .try_fold(1_usize, |all, &dim| all.checked_mul(dim))
+}
+
+/// One item, as a stage gets it. Its tensors are read where they were written; dropping it gives its slots back. A stage
+/// may keep it.
+#[derive(Debug)]
+pub struct Input {
+    // The slots before the card: it says when they were given back.
+    readings: Vec<Reading>,
+    card: Arc<Card>,
+    sequence: u64,
+    tag: u64,
+    payload: Vec<u8>,
+    asked_ns: u64,
+    enqueued_ns: u64,
+    dequeued_ns: u64,
+}
+
+impl Input {
+    pub(crate) fn new(
+        home: &Arc<Home>,
+        mut item: Item,
+        asked_ns: u64,
+        receipt: Option<crate::ledger::Receipt>,
+    ) -> Result<Self> {
+        let card = Card::new(home, &mut item, receipt);
+        let dequeued_ns = card.state.lock().card.dequeued;
+        let readings = item
+            .shares
+            .into_iter()
+            .map(|share| Reading::begin(home, share))
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            readings,
+            card,
+            sequence: item.sequence,
+            tag: item.tag,
+            payload: item.payload,
+            asked_ns,
+            enqueued_ns: item.enqueued,
+            dequeued_ns,
+        })
+    }
+
+    pub(crate) fn card(&self) -> &Arc<Card> {
+        &self.card
+    }
+
+    /// The item's number in the run.
+    #[must_use]
+    pub fn item(&self) -> u64 {
+        self.card.identity().0
+    }
+
+    /// Which segment of its item this is, from 0, and of how many.
+    #[must_use]
+    pub fn part(&self) -> (u32, u32) {
+        let (_, part, parts) = self.card.identity();
+        (part, parts)
+    }
+
+    /// How many slots it is in: 1, none without tensors, several for a batch that was passed on without copying.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.readings.len()
+    }
+
+    /// The valid elements of tensor `index`, row-major.
+    ///
+    /// # Errors
+    /// When there is no such tensor, or its elements are no `T`; when the item is in several slots (see
+    /// [`tensor_in`](Self::tensor_in)).
+    pub fn tensor<T: Element>(&self, index: usize) -> Result<&[T]> {
+        self.only()?.tensor(index)
+    }
+
+    /// The same of the slot `slot` of those it is in.
+    ///
+    /// # Errors
+    /// When there is no such slot, and as [`tensor`](Self::tensor).
+    pub fn tensor_in<T: Element>(&self, slot: usize, index: usize) -> Result<&[T]> {
+        self.reading(slot)?.tensor(index)
+    }
+
+    /// The bytes of the valid elements of tensor `index` in the slot `slot` of those it is in, whatever their type.
+    ///
+    /// # Errors
+    /// When there is no such slot or tensor.
+    pub fn bytes_in(&self, slot: usize, index: usize) -> Result<&[u8]> {
+        self.reading(slot)?.bytes(index)
+    }
+
+    /// What tensors each of its slots has.
+    #[must_use]
+    pub fn specs(&self) -> &[TensorSpec] {
+        self.readings
+            .first()
+            .map_or(&[], |reading| &reading.layout.specs)
+    }
+
+    /// The valid shape of tensor `index`.
+    ///
+    /// # Errors
+    /// When there is no such tensor, or the item is in several slots.
+    pub fn shape(&self, index: usize) -> Result<&[usize]> {
+        self.only()?;
+        self.shape_in(0, index)
+    }
+
+    /// The valid shape of tensor `index` in the slot `slot` of those it is in.
+    ///
+    /// # Errors
+    /// When there is no such slot or tensor.
+    pub fn shape_in(&self, slot: usize, index: usize) -> Result<&[usize]> {
+        let reading = self.reading(slot)?;
+        reading.layout.at(index)?;
+        Ok(&reading.share()?.views[index].shape)
+    }
+
+    fn only(&self) -> Result<&Reading> {
+        match &self.readings[..] {
+            [only] => Ok(only),
+            [] => Err(Error::invalid(
+                "a tensor was asked for of an item that has none; its stage before has an empty output_spec",
+            )),
+            several => Err(Error::invalid(format!(
+                "a tensor was asked for of an item that is in {} slots; say of which (tensor_in)",
+                several.len()
+            ))),
+        }
+    }
+
+    fn reading(&self, slot: usize) -> Result<&Reading> {
+        self.readings.get(slot).ok_or_else(|| {
+            Error::invalid(format!(
+                "slot {slot} of an item that is in {}",
+                self.readings.len()
+            ))
+        })
+    }
+
+    /// Copies its tensors into memory of their own and gives its slots back: for a stage that keeps inputs for longer than
+    /// its producers can do without their slots.
+    ///
+    /// # Errors
+    /// When the arena has no room for the copy; the input stays as it was.
+    pub fn detach(&mut self) -> Result<()> {
+        self.readings.iter_mut().try_for_each(Reading::detach)
+    }
+
+    /// The value beside the tensors, as the stage before or the client gave it.
+    ///
+    /// # Errors
+    /// When it does not read as a `P`; `()` where there is none.
+    pub fn payload<P: DeserializeOwned>(&self) -> Result<P> {
+        postcard::from_bytes(&self.payload).map_err(|error| {
+            Error::caused(
+                ErrorKind::Result,
+                format!(
+                    "the {} bytes beside item {} do not read as {}",
+                    self.payload.len(),
+                    self.item(),
+                    std::any::type_name::<P>()
+                ),
+                error,
+            )
+        })
+    }
+
+    /// The number its producer gave it.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The producer's own word.
+    #[must_use]
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// When it was put into this step's queue, CLOCK_MONOTONIC nanoseconds.
+    #[must_use]
+    pub fn published_ns(&self) -> u64 {
+        self.enqueued_ns
+    }
+
+    /// When this process began to wait for it.
+    #[must_use]
+    pub fn asked_ns(&self) -> u64 {
+        self.asked_ns
+    }
+
+    /// When this process got it.
+    #[must_use]
+    pub fn dequeued_ns(&self) -> u64 {
+        self.dequeued_ns
+    }
+
+    /// Notes in its time card that what had to be copied to or from a device is there.
+    pub fn note_copy_done(&self) {
+        self.card.edit(|card| card.copy_done = now_ns());
+    }
+
+    pub(crate) fn take_apart(mut self) -> (Vec<Share>, u64, u64, Vec<u8>) {
+        let shares = self
+            .readings
+            .drain(..)
+            .filter_map(Reading::pass_on)
+            .collect();
+        (
+            shares,
+            self.sequence,
+            self.tag,
+            std::mem::take(&mut self.payload),
+        )
+    }
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        self.readings.clear();
+        self.card.edit(|card| {
+            if card.released == 0 {
+                card.released = now_ns();
+            }
+        });
+    }
+}
+
+/// All of a slot's tensors, as their specification says.
+pub(crate) fn whole(layout: &Layout) -> Vec<View> {
+    layout
+        .specs
+        .iter()
+        .map(|spec| View {
+            start: 0,
+            shape: spec.shape().to_vec(),
+        })
+        .collect()
+}
+
+/// A reference to memory that is looked at once, so that this process has no page fault later.
+pub(crate) fn touch(memory: &SharedTensor<u8>) {
+    const PAGE: usize = 4096;
+    if let Ok(bytes) = memory.try_as_slice() {
+        let sum: u64 = bytes
+            .iter()
+            .step_by(PAGE)
+            .map(|&byte| u64::from(byte))
+            .sum();
+        std::hint::black_box(sum);
+    }
+}

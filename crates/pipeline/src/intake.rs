@@ -1,0 +1,199 @@
+//! Where a process gets its items from: a queue, in the order in which they come or in that of their numbers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mp_queue::{ErrorKind as QueueErrorKind, Receiver};
+use shm_core::clock::now_ns;
+
+use crate::board::State;
+use crate::error::Result;
+use crate::home::Home;
+use crate::input::Input;
+use crate::item::Item;
+use crate::ledger::{Ledger, Receipt};
+
+/// What came.
+pub(crate) enum Next {
+    Item(Input),
+    /// Nothing, until the time that was given.
+    Nothing,
+    /// No more can come.
+    End,
+}
+
+/// A wait that is longer than this is used to send time cards home.
+const SOON: Duration = Duration::from_millis(5);
+
+type Noted = (Item, Option<Receipt>, u64);
+
+/// See the module.
+pub(crate) struct Intake {
+    lane: u32,
+    from: Receiver<Item>,
+    order: Option<Order>,
+    ledger: Ledger,
+    /// What comes before all else.
+    backlog: Vec<Item>,
+    ended: bool,
+}
+
+/// Items that wait for those before them, by number and part.
+#[derive(Default)]
+struct Order {
+    next: (u64, u32),
+    waiting: BTreeMap<(u64, u32), Noted>,
+}
+
+impl Intake {
+    pub(crate) fn new(
+        lane: u32,
+        from: Receiver<Item>,
+        ordered: bool,
+        ledger: Ledger,
+        backlog: Vec<Item>,
+    ) -> Self {
+        Self {
+            lane,
+            from,
+            order: ordered.then(Order::default),
+            ledger,
+            backlog,
+            ended: false,
+        }
+    }
+
+    /// The next item, waiting until `until` at most.
+    pub(crate) fn next(&mut self, home: &Arc<Home>, until: Option<Instant>) -> Result<Next> {
+        loop {
+            if let Some(order) = &mut self.order
+                && let Some((item, receipt, asked)) = order.take(self.ended)
+            {
+                if item.gone {
+                    continue;
+                }
+                return Ok(Next::Item(Input::new(home, item, asked, receipt)?));
+            }
+            if self.ended {
+                return Ok(Next::End);
+            }
+            let asked = now_ns();
+            let item = match self.backlog.pop() {
+                Some(item) => Ok(item),
+                None => self.get(home, until),
+            };
+            let item = match item {
+                Ok(item) => item,
+                Err(error) if error.is_closed() => {
+                    self.ended = true;
+                    continue;
+                }
+                Err(error) if *error.kind() == QueueErrorKind::TimedOut => {
+                    return Ok(Next::Nothing);
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let receipt = self.ledger.note(&item);
+            match &mut self.order {
+                Some(order) => order.put((item, receipt, asked)),
+                None if item.gone => {}
+                None => return Ok(Next::Item(Input::new(home, item, asked, receipt)?)),
+            }
+        }
+    }
+
+    fn get(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Item> {
+        match self.from.try_get() {
+            Err(error) if *error.kind() == QueueErrorKind::Empty => self.wait(home, until),
+            answer => answer,
+        }
+        .inspect(|_| home.board.count_taken(self.lane))
+    }
+
+    fn wait(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Item> {
+        // Time cards go home while there is nothing else to do, but not before each of many short waits.
+        home.enter(State::WaitsForInput(self.lane));
+        let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
+        let soon = left().map_or(SOON, |left| left.min(SOON));
+        match self.from.get_timeout(soon) {
+            Err(error) if *error.kind() == QueueErrorKind::TimedOut => home.flush(),
+            answer => return answer,
+        }
+        match left() {
+            Some(left) => {
+                home.enter(State::Pauses);
+                self.from.get_timeout(left)
+            }
+            None => self.from.get(),
+        }
+    }
+}
+
+impl Order {
+    fn put(&mut self, noted: Noted) {
+        let key = (noted.0.id, noted.0.part);
+        self.waiting.insert(key, noted);
+    }
+
+    /// The next in order; when no more can come, whatever is next.
+    fn take(&mut self, ended: bool) -> Option<Noted> {
+        let first = self.waiting.first_entry()?;
+        // What is before the next has been waited for already: an item that was delivered twice.
+        if *first.key() > self.next && !ended {
+            return None;
+        }
+        let (item, receipt, asked) = first.remove();
+        if (item.id, item.part) >= self.next {
+            self.next = if item.part + 1 < item.parts {
+                (item.id, item.part + 1)
+            } else {
+                (item.id.saturating_add(1), 0)
+            };
+        }
+        Some((item, receipt, asked))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_come_in_order_with_their_segments_and_without_those_that_ended() {
+        let mut order = Order::default();
+        let mut seen = Vec::new();
+        let put = |order: &mut Order, id, part, gone| {
+            let item = Item {
+                id,
+                part,
+                parts: 2,
+                gone,
+                ..Item::default()
+            };
+            order.put((item, None, 0));
+        };
+        let mut take = |order: &mut Order, ended| {
+            while let Some((item, ..)) = order.take(ended) {
+                seen.push((item.id, item.part));
+            }
+        };
+        for (id, part, gone) in [
+            (1, 0, false),
+            (0, 1, false),
+            (2, 1, true),
+            (0, 0, false),
+            (2, 0, true),
+            (1, 1, false),
+            (4, 0, false),
+        ] {
+            put(&mut order, id, part, gone);
+            take(&mut order, false);
+        }
+        take(&mut order, true);
+        assert_eq!(
+            seen,
+            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (4, 0)]
+        );
+    }
+}

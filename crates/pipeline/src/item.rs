@@ -1,0 +1,128 @@
+//! What travels between two steps: an item, with the slots it is in and what it was made of.
+//!
+//! An item is a small message; its tensors stay where they were written. For the account of a run each item carries
+//! *weight* of the inputs it descends from: an input comes with [`FULL`] weight, what is made of it shares that out, and
+//! what ends gives its own back. The input is done when all of it is back, whatever the order in which that is heard.
+
+use serde::{Deserialize, Serialize};
+use shm_core::SharedTensor;
+
+/// The weight of an input of the run.
+pub(crate) const FULL: u128 = 1 << 120;
+
+/// A share of one input of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Member {
+    /// The input's number.
+    pub(crate) root: u64,
+    pub(crate) weight: u128,
+}
+
+/// Which part of one tensor of a slot belongs to an item.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct View {
+    /// The first element.
+    pub(crate) start: usize,
+    /// What is valid from there on, row-major.
+    pub(crate) shape: Vec<usize>,
+}
+
+/// A slot that an item is in.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Share {
+    /// The process whose slot it is.
+    pub(crate) rank: u32,
+    pub(crate) slot: u32,
+    pub(crate) memory: SharedTensor<u8>,
+    /// One a tensor.
+    pub(crate) views: Vec<View>,
+}
+
+/// An item on its way.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Item {
+    pub(crate) id: u64,
+    /// Which part of the item this is, of how many.
+    pub(crate) part: u32,
+    pub(crate) parts: u32,
+    /// The items it was made of, where it does not go on under their number.
+    pub(crate) parents: Vec<u64>,
+    pub(crate) members: Vec<Member>,
+    /// When it was put into its queue, CLOCK_MONOTONIC nanoseconds.
+    pub(crate) enqueued: u64,
+    /// It ended in the step before: a place holder where order is restored.
+    pub(crate) gone: bool,
+    /// The user's own words.
+    pub(crate) sequence: u64,
+    pub(crate) tag: u64,
+    /// The user's own value, in postcard.
+    pub(crate) payload: Vec<u8>,
+    pub(crate) shares: Vec<Share>,
+}
+
+/// The share of the `nth` thing (from 1) that is made of something with this weight left. However many come, more than
+/// half of it remains.
+pub(crate) fn share_of(weight: &mut u128, nth: u32) -> u128 {
+    let divisor = u128::from(nth).saturating_add(1);
+    let share = *weight / divisor.saturating_mul(divisor);
+    *weight -= share;
+    share
+}
+
+/// Divides these members among `n`; the first gets what does not divide.
+pub(crate) fn divide(members: &[Member], n: u32) -> Vec<Vec<Member>> {
+    (0..n.max(1))
+        .map(|index| {
+            members
+                .iter()
+                .map(|&Member { root, weight }| {
+                    let even = weight / u128::from(n.max(1));
+                    let rest = if index == 0 {
+                        weight - even * u128::from(n.max(1))
+                    } else {
+                        0
+                    };
+                    Member {
+                        root,
+                        weight: even + rest,
+                    }
+                })
+                .collect()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shared_out_adds_up_however_many_take_a_share() {
+        let mut left = FULL;
+        let mut out = 0;
+        for nth in 1..=10_000 {
+            let share = share_of(&mut left, nth);
+            assert!(share > 0);
+            out += share;
+        }
+        assert_eq!(out + left, FULL);
+        assert!(left > FULL / 3);
+        let member = Member {
+            root: 7,
+            weight: 100,
+        };
+        let parts = divide(&[member], 7);
+        assert_eq!(parts.len(), 7);
+        assert_eq!(parts.iter().map(|part| part[0].weight).sum::<u128>(), 100);
+    }
+
+    #[test]
+    fn fifty_steps_in_a_row_use_up_no_weight() {
+        let mut weight = FULL;
+        for _ in 0..50 {
+            let mut left = weight;
+            weight = share_of(&mut left, 1);
+        }
+        assert!(weight > 0);
+    }
+}

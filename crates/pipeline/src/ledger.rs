@@ -1,0 +1,64 @@
+//! The ledger: what a process has begun, kept where it survives the process.
+//!
+//! A process that may be replaced notes each item before it works on it, in one of a few places with room for one item
+//! each, and takes it out when it is done. What is left there after its death goes to the one that takes its place, or
+//! is reported.
+
+use std::sync::Arc;
+
+use mp_queue::Queue;
+use parking_lot::Mutex;
+
+use crate::item::Item;
+
+/// The places of one process.
+#[derive(Clone, Debug)]
+pub(crate) struct Ledger {
+    places: Arc<Vec<Queue<Item>>>,
+    free: Arc<Mutex<Vec<usize>>>,
+}
+
+/// An item that is in the ledger. Dropping it takes the item out.
+#[derive(Debug)]
+pub(crate) struct Receipt {
+    ledger: Ledger,
+    place: Option<usize>,
+}
+
+impl Ledger {
+    pub(crate) fn new(places: Vec<Queue<Item>>) -> Self {
+        let free = (0..places.len()).rev().collect();
+        Self {
+            places: Arc::new(places),
+            free: Arc::new(Mutex::new(free)),
+        }
+    }
+
+    /// Notes an item. `None` where there is no place left: a stage keeps more items than can be looked after.
+    pub(crate) fn note(&self, item: &Item) -> Option<Receipt> {
+        let place = self.free.lock().pop()?;
+        if self.places[place].try_put(item.clone()).is_err() {
+            return None;
+        }
+        Some(Receipt {
+            ledger: self.clone(),
+            place: Some(place),
+        })
+    }
+}
+
+impl Receipt {
+    /// Leaves the item there for whoever comes after.
+    pub(crate) fn leave(mut self) {
+        self.place = None;
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            let _ = self.ledger.places[place].try_get();
+            self.ledger.free.lock().push(place);
+        }
+    }
+}

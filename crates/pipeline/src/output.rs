@@ -1,0 +1,463 @@
+//! Where a stage puts its results.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mp_queue::ErrorKind as QueueErrorKind;
+use serde::Serialize;
+use shm_core::clock::now_ns;
+
+use crate::board::{Cause, State};
+use crate::error::{Error, ErrorKind, Result};
+use crate::home::Home;
+use crate::input::{Card, Input};
+use crate::item::{FULL, Item, Member, Share, divide};
+use crate::pool::{OutputSlot, Pool, encode, segments};
+use crate::route::{Backpressure, Router};
+use crate::time_card::{Entry, TimeCard};
+
+/// How long a wait for a slot lasts before it is looked whether anybody is left to give one back.
+const SLICE: Duration = Duration::from_millis(200);
+
+/// Where a stage puts its results: it [loans](Self::loan) a slot, writes its tensors in place, and
+/// [publishes](Self::publish) it.
+#[derive(Debug)]
+pub struct Output {
+    home: Arc<Home>,
+    pool: Option<Arc<Pool>>,
+    router: Option<Router>,
+    segments: u32,
+    policy: Backpressure,
+    /// The item that the stage was called for.
+    current: Option<Arc<Card>>,
+    published: u64,
+    /// Slots that were given new memory.
+    renewed: u64,
+    /// When the stage began to make the next output, where it makes them of nothing.
+    called: u64,
+    /// Numbers for items that are new: inputs of a first step, batches, further outputs.
+    next_input: Option<u64>,
+    next_new: u64,
+}
+
+impl Output {
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn new(
+        home: Arc<Home>,
+        pool: Option<Arc<Pool>>,
+        router: Option<Router>,
+        segments: u32,
+        policy: Backpressure,
+        incarnation: u32,
+        is_source: bool,
+    ) -> Self {
+        // 12 bits of rank, 8 of incarnation, 32 of count: below 2^53, which JSON readers keep exact.
+        let next_new = 1 << 52 | u64::from(home.rank) << 40 | u64::from(incarnation & 0xff) << 32;
+        Self {
+            home,
+            pool,
+            router,
+            segments,
+            policy,
+            current: None,
+            published: 0,
+            renewed: 0,
+            called: 0,
+            next_input: is_source.then_some(0),
+            next_new,
+        }
+    }
+
+    pub(crate) fn set_current(&mut self, card: Option<Arc<Card>>) {
+        self.current = card;
+    }
+
+    /// The stage is called without input.
+    pub(crate) fn note_called(&mut self) {
+        self.called = now_ns();
+    }
+
+    /// A free slot of this process's ring, waiting for one or doing what the step's policy says.
+    ///
+    /// # Errors
+    /// `Deadlock` when this process holds all of them unpublished; `QueueFull` and `Dropped` as the policy says (return
+    /// the latter to the caller as it is: it drops the item and goes on); `Closed` when no process of the next step is
+    /// left; `PeerFailed` when a process failed; in a step without tensors or without a next step.
+    pub fn loan(&mut self) -> Result<OutputSlot> {
+        let pool = self.pool.clone().ok_or_else(|| {
+            Error::invalid(
+                "a slot was asked for in a step that has none: its output_spec names no tensors, or it is the last; \
+                 without tensors, use `send`",
+            )
+        })?;
+        let asked = now_ns();
+        let slot = match pool.take() {
+            Some(slot) => Some(slot),
+            None => self.loan_later(&pool)?,
+        };
+        let Some(mut slot) = slot else {
+            return Err(Error::new(
+                ErrorKind::Dropped,
+                format!(
+                    "none of the process's {} slots is free, and the policy of its step is to drop the newest item",
+                    pool.len()
+                ),
+            ));
+        };
+        let now = now_ns();
+        slot.acquired_ns = now;
+        slot.waited_ns = now.saturating_sub(asked);
+        if self.home.wants_sample(now) {
+            self.home.note_in_use(now, pool.in_use() + 1);
+        }
+        Ok(slot)
+    }
+
+    /// No slot is free at once. `None`: the item is to be dropped.
+    fn loan_later(&mut self, pool: &Arc<Pool>) -> Result<Option<OutputSlot>> {
+        let home = Arc::clone(&self.home);
+        let home = &home;
+        if pool.is_all_loaned() {
+            home.board.set_cause(home.rank, Cause::Deadlock);
+            return Err(Error::new(
+                ErrorKind::Deadlock,
+                format!(
+                    "process {} holds all {} slots of its ring (slots 0 to {}) unpublished and wants one more; publish or \
+                     drop one first, or give the step more slots",
+                    home.rank,
+                    pool.len(),
+                    pool.len().saturating_sub(1)
+                ),
+            ));
+        }
+        match self.policy {
+            Backpressure::Block => {}
+            Backpressure::Fail => {
+                home.board.set_cause(home.rank, Cause::QueueFull);
+                return Err(Error::new(
+                    ErrorKind::QueueFull,
+                    format!(
+                        "all {} slots of process {} are in use, and the policy of its step is to fail",
+                        pool.len(),
+                        home.rank
+                    ),
+                ));
+            }
+            Backpressure::DropNewest => return Ok(None),
+            Backpressure::DropOldest => {
+                while self
+                    .router
+                    .as_ref()
+                    .is_some_and(|router| router.displace(home))
+                {
+                    if let Some(slot) = pool.take() {
+                        return Ok(Some(slot));
+                    }
+                }
+            }
+        }
+        home.enter(State::WaitsForSlot);
+        let mut lost = Vec::new();
+        let answer = loop {
+            // Cleared before the look: what is freed afterwards sets it again.
+            pool.freed.clear();
+            if let Some(router) = &self.router {
+                router.drain_abandoned(home);
+            }
+            if let Some(slot) = pool.take() {
+                break Ok(Some(slot));
+            }
+            if self.is_abandoned() {
+                break Err(mp_queue::Error::new(
+                    QueueErrorKind::Closed,
+                    "waiting for a slot: the processes of the next step have all had enough",
+                )
+                .into());
+            }
+            match pool.freed.wait_timeout(SLICE) {
+                Ok(()) => {}
+                Err(error) if *error.kind() == QueueErrorKind::TimedOut => {
+                    home.flush();
+                    let seen = self.lost_slots(pool);
+                    if seen.iter().any(|slot| lost.contains(slot))
+                        && pool.renew(|slot| seen.contains(&slot) && lost.contains(&slot))?
+                    {
+                        self.renewed += 1;
+                    }
+                    lost = seen;
+                }
+                Err(error) => break Err(error.into()),
+            }
+        };
+        home.enter(State::Working);
+        answer
+    }
+
+    /// Slots that are on no way and that nobody reads, as far as can be seen, though they are not free: a process that was
+    /// killed may leave one count too high. Looked for only as often as processes have died.
+    fn lost_slots(&self, pool: &Pool) -> Vec<u32> {
+        let board = &self.home.board;
+        if board.deaths() <= self.renewed || !self.router.as_ref().is_some_and(Router::is_empty) {
+            return Vec::new();
+        }
+        let slots = 0..pool.len() as u32;
+        slots
+            .filter(|&slot| board.holder(self.home.rank, slot).is_none())
+            .collect()
+    }
+
+    /// Hands a slot over to the next step, as made of the input that the stage was called for.
+    ///
+    /// # Errors
+    /// `Closed` when no process of the next step is left; `QueueFull` as the policy says; `PeerFailed`; for a slot of
+    /// another process.
+    pub fn publish(&mut self, slot: OutputSlot) -> Result<()> {
+        let current = self.current.clone();
+        self.publish_slot(slot, &current.iter().collect::<Vec<_>>())
+    }
+
+    /// Hands a slot over as made of these inputs, for instance those of a batch.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    pub fn publish_for(&mut self, slot: OutputSlot, inputs: &[Input]) -> Result<()> {
+        let cards: Vec<_> = inputs.iter().map(Input::card).collect();
+        self.publish_slot(slot, &cards)
+    }
+
+    fn publish_slot(&mut self, mut slot: OutputSlot, cards: &[&Arc<Card>]) -> Result<()> {
+        if !self.pool.as_ref().is_some_and(|pool| slot.is_of(pool)) {
+            return Err(Error::invalid(
+                "a slot of one step was to be published in another; copy it into a slot of that one",
+            ));
+        }
+        let (sequence, tag) = (slot.sequence, slot.tag);
+        let acquired = (slot.acquired_ns, slot.waited_ns);
+        let payload = std::mem::take(&mut slot.payload);
+        let shares = slot.into_share().into_iter().collect();
+        self.put(shares, (sequence, tag, payload), cards, acquired)
+    }
+
+    /// Sends a value without tensors, as made of the input that the stage was called for.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish); when the value cannot be written.
+    pub fn send<P: Serialize>(&mut self, payload: &P) -> Result<()> {
+        let current = self.current.clone();
+        let cards: Vec<_> = current.iter().collect();
+        self.put(Vec::new(), (0, 0, encode(payload)?), &cards, (0, 0))
+    }
+
+    /// Sends a value without tensors, as made of these inputs.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_for<P: Serialize>(&mut self, payload: &P, inputs: &[Input]) -> Result<()> {
+        let cards: Vec<_> = inputs.iter().map(Input::card).collect();
+        self.put(Vec::new(), (0, 0, encode(payload)?), &cards, (0, 0))
+    }
+
+    /// Passes inputs on to the next step as one item, in the slots they are in: nothing is copied. The sequence, tag and
+    /// payload are those of the first.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish); for no inputs.
+    pub fn forward(&mut self, inputs: Vec<Input>) -> Result<()> {
+        let cards: Vec<_> = inputs
+            .iter()
+            .map(|input| Arc::clone(input.card()))
+            .collect();
+        let mut shares = Vec::new();
+        let mut beside = None;
+        for input in inputs {
+            let (of_one, sequence, tag, payload) = input.take_apart();
+            shares.extend(of_one);
+            beside.get_or_insert((sequence, tag, payload));
+        }
+        let beside = beside.ok_or_else(|| Error::invalid("0 inputs were to be passed on"))?;
+        self.put(shares, beside, &cards.iter().collect::<Vec<_>>(), (0, 0))
+    }
+
+    fn put(
+        &mut self,
+        shares: Vec<Share>,
+        (sequence, tag, payload): (u64, u64, Vec<u8>),
+        cards: &[&Arc<Card>],
+        (acquired, waited): (u64, u64),
+    ) -> Result<()> {
+        let Some(router) = &mut self.router else {
+            return Err(Error::invalid(
+                "the last step of a pipeline has no queue to put outputs into; add a step after it",
+            ));
+        };
+        let mut whole = Item {
+            parts: 1,
+            sequence,
+            tag,
+            payload,
+            shares,
+            ..Item::default()
+        };
+        if cards.is_empty() {
+            self.home.note_offered();
+        }
+        descend(
+            &mut whole,
+            cards,
+            &mut self.next_new,
+            self.next_input.as_mut(),
+        );
+        let queue = router.select(&self.home, &whole);
+        let id = whole.id;
+        router.put(&self.home, queue, fork(whole, self.segments))?;
+        let now = now_ns();
+        if cards.is_empty() {
+            // A first step has no input whose card this could be.
+            self.home.note(Entry {
+                card: TimeCard {
+                    item: id,
+                    step: self.home.step,
+                    rank: self.home.rank,
+                    device: self.home.device,
+                    started: self.called,
+                    slot_acquired: acquired,
+                    slot_wait: waited,
+                    finished: now,
+                    published: now,
+                    ..TimeCard::default()
+                },
+                ended: Vec::new(),
+            });
+            self.called = now;
+        }
+        for card in cards {
+            card.edit(|card| {
+                card.published = now;
+                if acquired != 0 {
+                    card.slot_acquired = acquired;
+                    card.slot_wait += waited;
+                }
+            });
+        }
+        self.published += 1;
+        Ok(())
+    }
+
+    pub(crate) fn put_tombstones(&self) -> Result<()> {
+        let gone = self.home.take_tombstones();
+        match &self.router {
+            Some(router) if !gone.is_empty() => router.put_gone(&self.home, gone),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether there is a next step.
+    #[must_use]
+    pub fn has_next(&self) -> bool {
+        self.router.is_some()
+    }
+
+    /// Outputs that this process has published.
+    #[must_use]
+    pub fn published(&self) -> u64 {
+        self.published
+    }
+
+    /// Whether the next step wants no more.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.router
+            .as_ref()
+            .is_some_and(|router| router.is_abandoned(&self.home))
+    }
+}
+
+/// Gives an output its number, and its part of the weight of what it was made of.
+fn descend(
+    item: &mut Item,
+    cards: &[&Arc<Card>],
+    next_new: &mut u64,
+    next_input: Option<&mut u64>,
+) {
+    let mut fresh = || {
+        *next_new += 1;
+        *next_new - 1
+    };
+    match cards {
+        [] => {
+            item.id = match next_input {
+                Some(next) => {
+                    *next += 1;
+                    *next - 1
+                }
+                None => fresh(),
+            };
+            item.members = vec![Member {
+                root: item.id,
+                weight: FULL,
+            }];
+        }
+        [one] => {
+            let (nth, members) = one.derive();
+            let (id, part, parts) = one.identity();
+            item.members = members;
+            if nth == 0 {
+                (item.id, item.part, item.parts) = (id, part, parts);
+            } else {
+                item.id = fresh();
+                item.parents = vec![id];
+            }
+        }
+        several => {
+            let (id, _, parts) = several[0].identity();
+            let mut ids: Vec<u64> = Vec::new();
+            for card in several {
+                let of_card = card.identity().0;
+                if !ids.contains(&of_card) {
+                    ids.push(of_card);
+                }
+                for member in card.derive().1 {
+                    match item
+                        .members
+                        .iter_mut()
+                        .find(|known| known.root == member.root)
+                    {
+                        Some(known) => known.weight += member.weight,
+                        None => item.members.push(member),
+                    }
+                }
+            }
+            // All segments of one item: it is whole again.
+            if ids.len() == 1 && several.len() as u32 == parts {
+                item.id = id;
+            } else {
+                item.id = fresh();
+                item.parents = ids;
+            }
+        }
+    }
+}
+
+/// The segments of an item, each a part of its rows.
+fn fork(whole: Item, n: u32) -> Vec<Item> {
+    if n <= 1 {
+        return vec![whole];
+    }
+    let mut shares: Vec<Vec<Share>> = vec![Vec::new(); n as usize];
+    for share in &whole.shares {
+        for (segment, part) in segments(share, n).into_iter().enumerate() {
+            shares[segment].push(part);
+        }
+    }
+    divide(&whole.members, n)
+        .into_iter()
+        .zip(shares)
+        .enumerate()
+        .map(|(segment, (members, shares))| Item {
+            part: whole.part * n + segment as u32,
+            parts: whole.parts.saturating_mul(n),
+            members,
+            shares,
+            ..whole.clone()
+        })
+        .collect()
+}

@@ -1,0 +1,419 @@
+//! A process's own slots, and a slot in its hands.
+//!
+//! A slot is a block of shared memory that the process keeps a reference to for the whole run. While nobody else has
+//! one, the slot is free: it is thawed, written and frozen again, and what is published carries one more reference. How
+//! many readers and messages there are, and which of them died, is the business of those references alone; so a slot
+//! goes to one reader or to all, whole or in segments, and is free when the last of them is done or dead.
+
+use std::sync::Arc;
+
+use mp_queue::Event;
+use parking_lot::Mutex;
+use serde::Serialize;
+use shm_core::{Element, SharedTensor, Tensor, elements_of_mut};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::input::{numel, whole};
+use crate::item::{Share, View};
+use crate::spec::{Layout, TensorSpec};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) rank: u32,
+    pub(crate) layout: Arc<Layout>,
+    /// Set by readers when a slot may be free again.
+    pub(crate) freed: Event,
+    slots: Mutex<Places>,
+}
+
+#[derive(Debug)]
+struct Places {
+    /// `None` while the slot is loaned.
+    slots: Vec<Option<SharedTensor<u8>>>,
+    /// Where the next search begins.
+    next: usize,
+}
+
+impl Pool {
+    pub(crate) fn new(
+        rank: u32,
+        layout: Arc<Layout>,
+        freed: Event,
+        slots: Vec<SharedTensor<u8>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            rank,
+            layout,
+            freed,
+            slots: Mutex::new(Places {
+                slots: slots.into_iter().map(Some).collect(),
+                next: 0,
+            }),
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.lock().slots.len()
+    }
+
+    /// Any free slot.
+    pub(crate) fn take(self: &Arc<Self>) -> Option<OutputSlot> {
+        let mut places = self.slots.lock();
+        let count = places.slots.len();
+        for turn in 0..count {
+            let index = (places.next + turn) % count;
+            if let Some(tensor) = thaw(&mut places.slots[index]) {
+                places.next = index + 1;
+                return Some(OutputSlot {
+                    pool: Arc::clone(self),
+                    index,
+                    tensor: Some(tensor),
+                    views: whole(&self.layout),
+                    sequence: 0,
+                    tag: 0,
+                    payload: Vec::new(),
+                    acquired_ns: 0,
+                    waited_ns: 0,
+                });
+            }
+        }
+        None
+    }
+
+    /// Touches all pages of all free slots, so that this process has no page fault later.
+    pub(crate) fn touch(&self) {
+        const PAGE: usize = 4096;
+        for place in &mut self.slots.lock().slots {
+            if let Some(mut tensor) = thaw(place) {
+                if let Ok(bytes) = tensor.try_as_mut_slice() {
+                    bytes.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
+                }
+                *place = Some(tensor.freeze());
+            } else if let Some(shared) = place {
+                // A reader looks at it at this moment; the page is there all the same.
+                crate::input::touch(shared);
+            }
+        }
+    }
+
+    /// New memory for a slot that nobody seems to have and that is still counted: whoever had it was killed in the one
+    /// moment that leaves a count too high. If somebody has it after all, it keeps the old memory.
+    pub(crate) fn renew(&self, is_lost: impl Fn(u32) -> bool) -> Result<bool> {
+        for (index, place) in self.slots.lock().slots.iter_mut().enumerate() {
+            if place.is_some() && is_lost(index as u32) {
+                *place = Some(Tensor::<u8>::zeros([self.layout.bytes.max(1)])?.freeze());
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether this process itself holds all of them unpublished.
+    pub(crate) fn is_all_loaned(&self) -> bool {
+        self.slots.lock().slots.iter().all(Option::is_none)
+    }
+
+    /// How many are in use, by anyone.
+    pub(crate) fn in_use(&self) -> u32 {
+        let mut places = self.slots.lock();
+        let mut used = 0;
+        for place in &mut places.slots {
+            match thaw(place) {
+                Some(tensor) => *place = Some(tensor.freeze()),
+                None => used += 1,
+            }
+        }
+        used
+    }
+
+    fn give_back(&self, index: usize, slot: SharedTensor<u8>) {
+        if let Some(place) = self.slots.lock().slots.get_mut(index) {
+            *place = Some(slot);
+        }
+    }
+}
+
+/// The slot to write, if nobody reads it.
+fn thaw(place: &mut Option<SharedTensor<u8>>) -> Option<Tensor<u8>> {
+    match place.take()?.try_thaw() {
+        Ok(tensor) => Some(tensor),
+        Err(shared) => {
+            *place = Some(shared);
+            None
+        }
+    }
+}
+
+/// A slot to write: nobody else has it. Dropping it gives it back unpublished.
+#[derive(Debug)]
+pub struct OutputSlot {
+    pool: Arc<Pool>,
+    index: usize,
+    /// `None` once it is published.
+    tensor: Option<Tensor<u8>>,
+    views: Vec<View>,
+    pub(crate) sequence: u64,
+    pub(crate) tag: u64,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) acquired_ns: u64,
+    pub(crate) waited_ns: u64,
+}
+
+impl OutputSlot {
+    /// Which of its process's slots it is.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    fn bytes(&mut self) -> Result<&mut [u8]> {
+        match &mut self.tensor {
+            Some(tensor) => Ok(tensor.try_as_mut_slice()?),
+            None => Err(Error::invalid("a slot was written after it was published")),
+        }
+    }
+
+    /// All elements of tensor `index`, row-major, to write. They hold what the last user of the slot left.
+    ///
+    /// # Errors
+    /// When there is no such tensor, or its elements are no `T`.
+    pub fn tensor_mut<T: Element>(&mut self, index: usize) -> Result<&mut [T]> {
+        self.pool.layout.place::<T>(index)?;
+        Ok(elements_of_mut(self.bytes_mut(index)?)?)
+    }
+
+    /// The bytes of all elements of tensor `index`, whatever their type, to write.
+    ///
+    /// # Errors
+    /// When there is no such tensor.
+    pub fn bytes_mut(&mut self, index: usize) -> Result<&mut [u8]> {
+        let place = self.pool.layout.at(index)?;
+        let end = place.offset + place.numel * place.dtype.size();
+        Ok(self.bytes()?.get_mut(place.offset..end).unwrap_or(&mut []))
+    }
+
+    /// What tensors it has.
+    #[must_use]
+    pub fn specs(&self) -> &[TensorSpec] {
+        &self.pool.layout.specs
+    }
+
+    /// All elements of two tensors at once, to write.
+    ///
+    /// # Errors
+    /// As [`tensor_mut`](Self::tensor_mut); also for the same tensor twice.
+    pub fn two_tensors_mut<A: Element, B: Element>(
+        &mut self,
+        first: usize,
+        second: usize,
+    ) -> Result<(&mut [A], &mut [B])> {
+        let a = self.pool.layout.place::<A>(first)?;
+        let b = self.pool.layout.place::<B>(second)?;
+        let a_end = a.offset + a.numel * size_of::<A>();
+        let b_end = b.offset + b.numel * size_of::<B>();
+        let bytes = self.bytes()?;
+        let twice = || {
+            Error::invalid(format!(
+                "tensor {first} of a slot was asked for twice at once"
+            ))
+        };
+        if first == second {
+            return Err(twice());
+        }
+        let parts = bytes.get_disjoint_mut([a.offset..a_end, b.offset..b_end]);
+        let [a, b] = parts.map_err(|_| twice())?;
+        Ok((elements_of_mut(a)?, elements_of_mut(b)?))
+    }
+
+    /// Says what is valid of tensor `index`: as much as the specification has, when never said. Elements lie row-major in
+    /// *this* shape from the beginning of the tensor on.
+    ///
+    /// # Errors
+    /// When there is no such tensor, or the specification does not allow this shape.
+    pub fn set_shape(&mut self, index: usize, shape: &[usize]) -> Result<()> {
+        self.pool.layout.at(index)?;
+        let spec = &self.pool.layout.specs[index];
+        let fits = shape.len() == spec.shape().len()
+            && shape.iter().enumerate().all(|(dim, &length)| {
+                let most = spec.shape()[dim];
+                length == most || length < most && spec.is_maximum(dim)
+            });
+        if !fits {
+            return Err(Error::invalid(format!(
+                "tensor {index} of a slot was to have shape {shape:?}; its specification is {spec}"
+            )));
+        }
+        self.views[index].shape = shape.to_vec();
+        Ok(())
+    }
+
+    /// Says how many indices of tensor `index`'s first dimension are valid.
+    ///
+    /// # Errors
+    /// As [`set_shape`](Self::set_shape).
+    pub fn set_valid(&mut self, index: usize, rows: usize) -> Result<()> {
+        self.pool.layout.at(index)?;
+        let mut shape = self.views[index].shape.clone();
+        match shape.first_mut() {
+            Some(first) => *first = rows,
+            None => {
+                return Err(Error::invalid(format!(
+                    "{rows} valid rows of tensor {index}, which has no dimensions"
+                )));
+            }
+        }
+        self.set_shape(index, &shape)
+    }
+
+    /// A value that travels beside the tensors, of any serde type that postcard can carry.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn set_payload<P: Serialize>(&mut self, payload: &P) -> Result<()> {
+        self.payload = encode(payload)?;
+        Ok(())
+    }
+
+    /// A number that the receiver sees, for instance the frame's; 0 when never set.
+    pub fn set_sequence(&mut self, sequence: u64) {
+        self.sequence = sequence;
+    }
+
+    /// One more word of the user's own; 0 when never set.
+    pub fn set_tag(&mut self, tag: u64) {
+        self.tag = tag;
+    }
+
+    pub(crate) fn is_of(&self, pool: &Arc<Pool>) -> bool {
+        Arc::ptr_eq(&self.pool, pool)
+    }
+
+    /// Gives up writing: one reference to be published.
+    pub(crate) fn into_share(mut self) -> Option<Share> {
+        let shared = self.tensor.take()?.freeze();
+        let memory = shared.clone();
+        self.pool.give_back(self.index, shared);
+        Some(Share {
+            rank: self.pool.rank,
+            slot: self.index as u32,
+            memory,
+            views: std::mem::take(&mut self.views),
+        })
+    }
+}
+
+impl Drop for OutputSlot {
+    fn drop(&mut self) {
+        if let Some(tensor) = self.tensor.take() {
+            self.pool.give_back(self.index, tensor.freeze());
+        }
+    }
+}
+
+pub(crate) fn encode<P: Serialize>(payload: &P) -> Result<Vec<u8>> {
+    postcard::to_stdvec(payload).map_err(|error| {
+        Error::caused(
+            ErrorKind::Invalid,
+            format!(
+                "a value of type {} cannot travel beside tensors (tensors go into slots, not into it)",
+                std::any::type_name::<P>()
+            ),
+            error,
+        )
+    })
+}
+
+/// Divides what a slot holds into `n` segments along the first dimension, as evenly as it goes, the larger ones first.
+pub(crate) fn segments(share: &Share, n: u32) -> Vec<Share> {
+    (0..n as usize)
+        .map(|segment| {
+            let views = share
+                .views
+                .iter()
+                .map(|view| segment_of(view, segment, n as usize))
+                .collect();
+            Share {
+                views,
+                ..share.clone()
+            }
+        })
+        .collect()
+}
+
+fn segment_of(view: &View, segment: usize, n: usize) -> View {
+    let Some((&rows, inner)) = view.shape.split_first() else {
+        // What has no rows goes to each.
+        return view.clone();
+    };
+    let (each, rest) = (rows / n, rows % n);
+    let first = each * segment + segment.min(rest);
+    let count = each + usize::from(segment < rest);
+    let row = numel(inner).unwrap_or(0);
+    let mut shape = view.shape.clone();
+    shape[0] = count;
+    View {
+        start: view.start + first * row,
+        shape,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(slots: usize, spec: TensorSpec) -> Arc<Pool> {
+        let layout = Layout::of(&[spec]).unwrap();
+        let memory = || Tensor::<u8>::zeros([layout.bytes]).unwrap().freeze();
+        let slots = (0..slots).map(|_| memory()).collect();
+        Pool::new(0, Arc::new(layout), Event::new().unwrap(), slots)
+    }
+
+    #[test]
+    fn a_slot_is_free_when_its_last_reader_is_done() {
+        let pool = pool(2, TensorSpec::of::<u32>([4]));
+        let mut slot = pool.take().unwrap();
+        slot.tensor_mut::<u32>(0).unwrap().fill(7);
+        let first = slot.into_share().unwrap();
+        let second = first.clone();
+        let unpublished = pool.take().unwrap();
+        assert!(pool.take().is_none());
+        assert_eq!(pool.in_use(), 2);
+        drop(first);
+        assert!(pool.take().is_none(), "one reader is left");
+        drop(unpublished);
+        assert_eq!(pool.in_use(), 1);
+        drop(second);
+        assert_eq!(pool.in_use(), 0);
+    }
+
+    #[test]
+    fn eleven_rows_in_three_segments_are_four_four_and_three() {
+        let view = View {
+            start: 0,
+            shape: vec![11, 2],
+        };
+        let parts: Vec<_> = (0..3).map(|at| segment_of(&view, at, 3)).collect();
+        assert_eq!(
+            parts.iter().map(|part| part.shape[0]).collect::<Vec<_>>(),
+            [4, 4, 3]
+        );
+        assert_eq!(
+            parts.iter().map(|part| part.start).collect::<Vec<_>>(),
+            [0, 8, 16]
+        );
+    }
+
+    #[test]
+    fn only_shapes_within_the_specification_are_taken() {
+        let pool = pool(1, TensorSpec::of::<f32>([4, 3, 2]).up_to(2));
+        let mut slot = pool.take().unwrap();
+        slot.set_shape(0, &[2, 3, 1]).unwrap();
+        slot.set_valid(0, 0).unwrap();
+        for wrong in [&[5, 3, 2][..], &[4, 2, 2], &[4, 3], &[4, 3, 3]] {
+            assert!(slot.set_shape(0, wrong).is_err(), "{wrong:?}");
+        }
+        assert!(slot.tensor_mut::<f64>(0).is_err());
+        assert!(slot.tensor_mut::<f32>(1).is_err());
+    }
+}

@@ -1,0 +1,349 @@
+//! The life of one process of a pipeline: make the stage, touch the slots, wait for the others, work until the input
+//! ends.
+
+use std::sync::Arc;
+
+use mp_queue::{Event, Queue, Receiver, Sender};
+use serde::{Deserialize, Serialize};
+use shm_core::SharedTensor;
+use shm_core::clock::now_ns;
+
+use crate::board::{Board, State};
+use crate::error::{Error, ErrorKind, StageError};
+use crate::home::{Home, Known, Upstream};
+use crate::input::{Card, touch};
+use crate::intake::{Intake, Next};
+use crate::item::Item;
+use crate::ledger::Ledger;
+use crate::output::Output;
+use crate::pool::Pool;
+use crate::route::{Router, Routes};
+use crate::selector::{Selector, built_in};
+use crate::spec::{Layout, TensorSpec};
+use crate::stage::{Context, Flow, Stage};
+use crate::time_card::{Batch, Outcome as ItemOutcome};
+
+/// What a process is given.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Work<P> {
+    pub(crate) params: P,
+    pub(crate) step: String,
+    pub(crate) step_index: u32,
+    pub(crate) rank: u32,
+    pub(crate) replica: usize,
+    pub(crate) replicas: usize,
+    pub(crate) group: usize,
+    pub(crate) device: i32,
+    pub(crate) restarts: u32,
+    /// Whether it may be replaced when it fails.
+    pub(crate) replaceable: bool,
+    pub(crate) upstream: Vec<Upstream>,
+    /// The slots that it will read, to be looked at before the run starts.
+    pub(crate) touch: Vec<SharedTensor<u8>>,
+    pub(crate) input: Option<(u32, Receiver<Item>)>,
+    pub(crate) ordered: bool,
+    pub(crate) specs: Vec<TensorSpec>,
+    pub(crate) slots: Vec<SharedTensor<u8>>,
+    pub(crate) freed: Event,
+    pub(crate) routes: Option<Routes>,
+    pub(crate) selector: String,
+    pub(crate) segments: u32,
+    /// Whether the next step must be told of items that end here.
+    pub(crate) tombstones: bool,
+    pub(crate) board: Board,
+    pub(crate) log: Sender<Batch>,
+    /// Set when something changed on the board that is waited for.
+    pub(crate) news: Event,
+    /// Set when the run starts.
+    pub(crate) go: Event,
+    pub(crate) ledger: Vec<Queue<Item>>,
+    /// What the process that this one replaces had begun.
+    pub(crate) backlog: Vec<Item>,
+}
+
+impl<P> Work<P> {
+    /// The same with other parameters.
+    pub(crate) fn with<Q>(self, params: Q) -> (Work<Q>, P) {
+        let Self {
+            params: old,
+            step,
+            step_index,
+            rank,
+            replica,
+            replicas,
+            group,
+            device,
+            restarts,
+            replaceable,
+            upstream,
+            touch,
+            input,
+            ordered,
+            specs,
+            slots,
+            freed,
+            routes,
+            selector,
+            segments,
+            tombstones,
+            board,
+            log,
+            news,
+            go,
+            ledger,
+            backlog,
+        } = self;
+        let new = Work {
+            params,
+            step,
+            step_index,
+            rank,
+            replica,
+            replicas,
+            group,
+            device,
+            restarts,
+            replaceable,
+            upstream,
+            touch,
+            input,
+            ordered,
+            specs,
+            slots,
+            freed,
+            routes,
+            selector,
+            segments,
+            tombstones,
+            board,
+            log,
+            news,
+            go,
+            ledger,
+            backlog,
+        };
+        (new, old)
+    }
+}
+
+/// What a process brings home.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) started_ns: u64,
+    pub(crate) ended_ns: u64,
+    pub(crate) inputs: u64,
+    pub(crate) outputs: u64,
+    pub(crate) result: Vec<u8>,
+}
+
+/// Makes a selector by its name, for so many queues.
+pub(crate) type MakeSelector<'a> = dyn Fn(&str, usize) -> Option<Box<dyn Selector>> + 'a;
+
+/// Runs a stage in this process.
+pub(crate) fn run_stage<S: Stage>(
+    work: Work<S::Params>,
+    own_selector: &MakeSelector<'_>,
+) -> Result<Outcome, StageError> {
+    let (work, params) = work.with(());
+    let context = Context {
+        step: work.step.clone(),
+        rank: work.rank as usize,
+        replica: work.replica,
+        replicas: work.replicas,
+        group: work.group,
+        device: work.device,
+        restarts: work.restarts,
+    };
+    let mut upstream = std::collections::HashMap::new();
+    for Upstream { rank, freed, specs } in work.upstream {
+        let layout = Arc::new(Layout::of(&specs)?);
+        upstream.insert(rank, Known { freed, layout });
+    }
+    let layout = Arc::new(Layout::of(&work.specs)?);
+    let own = Known {
+        freed: work.freed.clone(),
+        layout: Arc::clone(&layout),
+    };
+    upstream.insert(work.rank, own);
+    let home = Arc::new(Home::new(
+        (work.rank, work.step_index, work.device),
+        work.board,
+        upstream,
+        work.log,
+        work.replaceable,
+        work.tombstones,
+    ));
+
+    let is_source = work.input.is_none();
+    let mut intake = work.input.map(|(lane, from)| {
+        let ledger = Ledger::new(work.ledger);
+        Intake::new(lane, from, work.ordered, ledger, work.backlog)
+    });
+    let pool = (!work.slots.is_empty())
+        .then(|| Pool::new(work.rank, Arc::clone(&layout), work.freed, work.slots));
+    let policy = work
+        .routes
+        .as_ref()
+        .map(|routes| routes.policy)
+        .unwrap_or_default();
+    let router = match work.routes {
+        Some(routes) => {
+            let queues = routes.queues.len();
+            let name = &work.selector;
+            let selector = own_selector(name, queues)
+                .or_else(|| built_in(name, queues))
+                .ok_or_else(|| {
+                    Error::invalid(format!(
+                        "step {:?} has selector {name:?}, which this program does not know",
+                        context.step
+                    ))
+                })?;
+            Some(Router::new(routes, selector))
+        }
+        None => None,
+    };
+    let mut output = Output::new(
+        Arc::clone(&home),
+        pool.clone(),
+        router,
+        work.segments,
+        policy,
+        work.restarts,
+        is_source,
+    );
+
+    let mut stage = S::new(params, &context)?;
+    // Each process pays for the pages of its slots now, not at the first item.
+    work.touch.iter().for_each(touch);
+    drop(work.touch);
+    if let Some(pool) = &pool {
+        pool.touch();
+    }
+    stage.warm_up()?;
+    home.board.set_ready(home.rank);
+    work.news.set();
+    work.go.wait()?;
+
+    let started_ns = now_ns();
+    let mut inputs = 0;
+    let worked = work_on(&mut stage, intake.as_mut(), &mut output, &home, &mut inputs);
+    let result = worked.and_then(|()| {
+        output.set_current(None);
+        stage.finish(&mut output)
+    });
+    let result = match result {
+        Ok(result) => result,
+        Err(error) => {
+            home.fail();
+            home.flush();
+            return Err(error);
+        }
+    };
+    output.put_tombstones()?;
+    let outputs = output.published();
+    home.flush();
+    // Done before the queues are let go: whoever then finds nobody left knows that it is no failure.
+    home.enter(State::Done);
+    home.upstream.values().for_each(|known| known.freed.set());
+    drop((output, intake));
+    home.flush();
+    work.news.set();
+    Ok(Outcome {
+        started_ns,
+        ended_ns: now_ns(),
+        inputs,
+        outputs,
+        result: postcard::to_stdvec(&result)?,
+    })
+}
+
+/// Calls the stage for each item, until there are no more, or nobody wants its outputs.
+fn work_on<S: Stage>(
+    stage: &mut S,
+    mut intake: Option<&mut Intake>,
+    output: &mut Output,
+    home: &Arc<Home>,
+    inputs: &mut u64,
+) -> Result<(), StageError> {
+    loop {
+        let input = match &mut intake {
+            None => None,
+            Some(intake) => match intake.next(home, stage.wake_at())? {
+                Next::Item(input) => Some(input),
+                Next::Nothing => {
+                    home.enter(State::Working);
+                    output.set_current(None);
+                    let answer = stage.woken(output);
+                    match settle(answer, None, output, home)? {
+                        Flow::Continue => continue,
+                        Flow::End => return Ok(()),
+                    }
+                }
+                Next::End => return Ok(()),
+            },
+        };
+        home.enter(State::Working);
+        let card = input.as_ref().map(|input| Arc::clone(input.card()));
+        if let Some(card) = &card {
+            *inputs += 1;
+            home.board.set_item(home.rank, card.identity().0);
+            card.edit(|card| card.started = now_ns());
+        }
+        output.set_current(card.clone());
+        if card.is_none() {
+            output.note_called();
+        }
+        let answer = stage.process(input, output);
+        output.set_current(None);
+        if settle(answer, card, output, home)? == Flow::End {
+            return Ok(());
+        }
+        output.put_tombstones()?;
+    }
+}
+
+/// What a stage's answer means. The card is let go only once it is known whether the process fails.
+fn settle(
+    answer: Result<Flow, StageError>,
+    card: Option<Arc<Card>>,
+    output: &Output,
+    home: &Home,
+) -> Result<Flow, StageError> {
+    if let Some(card) = &card {
+        card.edit(|card| card.finished = now_ns());
+    }
+    let error = match answer {
+        Ok(flow) => return Ok(flow),
+        Err(error) => error,
+    };
+    if is_dropped(&*error) {
+        if let Some(card) = &card {
+            card.edit(|card| card.outcome = ItemOutcome::Dropped);
+        }
+        return Ok(Flow::Continue);
+    }
+    // The next step has had enough: that is an end like any other. (Had it died, its death would fail the run.)
+    if output.is_abandoned() {
+        if let Some(card) = &card {
+            card.edit(|card| card.outcome = ItemOutcome::Dropped);
+        }
+        return Ok(Flow::End);
+    }
+    home.fail();
+    Err(error)
+}
+
+/// Whether an error, or what is below it, only says that there was no slot for an item.
+fn is_dropped(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if error
+            .downcast_ref::<Error>()
+            .is_some_and(|error| *error.kind() == ErrorKind::Dropped)
+        {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}

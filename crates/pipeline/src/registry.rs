@@ -1,0 +1,245 @@
+//! The registry: what the names in a configuration mean.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value;
+use spawn::{Group, Process};
+
+use crate::client::Client;
+use crate::error::{Error, Result, StageError};
+use crate::pool::encode;
+use crate::process::{MakeSelector, Outcome, Work, run_stage};
+use crate::selector::{Selector, built_in};
+use crate::spec::TensorSpec;
+use crate::stage::Stage;
+use crate::stages::{Aggregator, Batcher};
+use crate::step::Maker;
+
+/// A stage that is known by its name; its parameters come as JSON.
+trait Entry: Send + Sync {
+    fn check(&self, params: &Value) -> Result<()>;
+    fn output_spec(&self, params: &Value, input: &[TensorSpec]) -> Result<Vec<TensorSpec>>;
+    fn input_spec(&self, params: &Value) -> Result<Option<Vec<TensorSpec>>>;
+    fn run(&self, work: Work<Value>, selector: &MakeSelector<'_>) -> Result<Outcome, StageError>;
+}
+
+struct Of<S>(PhantomData<fn(S)>);
+
+/// Parameters of `S` out of a configuration. A stage without any may say so with `()`, which JSON has no map for.
+fn params_of<S: Stage>(params: &Value) -> Result<S::Params> {
+    let is_empty = params.as_object().is_some_and(serde_json::Map::is_empty);
+    let read = serde_json::from_value(params.clone());
+    let read = if read.is_err() && is_empty {
+        serde_json::from_value(Value::Null).or(read)
+    } else {
+        read
+    };
+    read.map_err(|error| Error::invalid(error.to_string()))
+}
+
+impl<S: Stage> Entry for Of<S> {
+    fn check(&self, params: &Value) -> Result<()> {
+        params_of::<S>(params).map(drop)
+    }
+
+    fn output_spec(&self, params: &Value, input: &[TensorSpec]) -> Result<Vec<TensorSpec>> {
+        let params = params_of::<S>(params)?;
+        S::output_spec_for(&params, input).map_err(|error| Error::invalid(error.to_string()))
+    }
+
+    fn input_spec(&self, params: &Value) -> Result<Option<Vec<TensorSpec>>> {
+        Ok(S::input_spec(&params_of::<S>(params)?))
+    }
+
+    fn run(&self, work: Work<Value>, selector: &MakeSelector<'_>) -> Result<Outcome, StageError> {
+        let params = params_of::<S>(&work.params)?;
+        let (work, _) = work.with(params);
+        run_stage::<S>(work, selector)
+    }
+}
+
+type MakeClient = Box<dyn Fn(&Value) -> Result<Client> + Send + Sync>;
+type NewSelector = fn(usize) -> Box<dyn Selector>;
+
+/// What the names of stages, selectors and iterators in a configuration mean. A program has one function that makes it,
+/// for `main` (feature `command`) and [`Config`](crate::Config); each process of a pipeline calls it, too.
+///
+/// `batcher.Batcher`, `Batcher` and `Aggregator` are there already: [`stages`](crate::stages).
+pub struct Registry {
+    stages: BTreeMap<String, Arc<dyn Entry>>,
+    selectors: BTreeMap<String, NewSelector>,
+    iterators: BTreeMap<String, MakeClient>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Registry {
+    /// A registry with what every pipeline has.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            stages: BTreeMap::new(),
+            selectors: BTreeMap::new(),
+            iterators: BTreeMap::new(),
+        }
+        .stage::<Batcher>("batcher.Batcher")
+        .stage::<Batcher>("Batcher")
+        .stage::<Aggregator>("Aggregator")
+    }
+
+    /// A stage (RnB's `model`). Its parameters are read from the keys of its step and queue group that mean nothing else;
+    /// `#[serde(deny_unknown_fields)]` on them finds misspelt ones before the run.
+    #[must_use]
+    pub fn stage<S: Stage>(mut self, name: impl Into<String>) -> Self {
+        self.stages
+            .insert(name.into(), Arc::new(Of::<S>(PhantomData)));
+        self
+    }
+
+    /// A selector (RnB's `queue_selector`).
+    #[must_use]
+    pub fn selector<C: Selector>(mut self, name: impl Into<String>) -> Self {
+        self.selectors
+            .insert(name.into(), |queues| Box::new(C::new(queues)));
+        self
+    }
+
+    /// An iterator over inputs (RnB's `video_path_iterator`), which may have parameters: `null`, or the key
+    /// `iterator_params`. It runs in the process that starts the pipeline; let it go round for ever (`cycle`) where the
+    /// client is to count.
+    #[must_use]
+    pub fn iterator<I>(
+        mut self,
+        name: impl Into<String>,
+        make: impl Fn(&Value) -> Result<I, StageError> + Send + Sync + 'static,
+    ) -> Self
+    where
+        I: Iterator + Send + 'static,
+        I::Item: Serialize,
+    {
+        let make = move |params: &Value| {
+            let mut inputs = make(params).map_err(|error| Error::invalid(error.to_string()))?;
+            Ok(Client::of(Box::new(move |_| Some(encode(&inputs.next()?)))))
+        };
+        self.iterators.insert(name.into(), Box::new(make));
+        self
+    }
+
+    pub(crate) fn make_client(&self, name: &str, params: &Value) -> Result<Client> {
+        let make = self.iterators.get(name).ok_or_else(|| {
+            Error::invalid(format!(
+                "there is no iterator {name:?} in the registry; it has {:?}",
+                self.iterators.keys().collect::<Vec<_>>()
+            ))
+        })?;
+        make(params)
+    }
+
+    fn make_selector(&self, name: &str, queues: usize) -> Option<Box<dyn Selector>> {
+        self.selectors.get(name).map(|new| new(queues))
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry")
+            .field("stages", &self.stages.keys())
+            .field("selectors", &self.selectors.keys())
+            .field("iterators", &self.iterators.keys())
+            .finish()
+    }
+}
+
+/// A stage of a registry with its parameters.
+struct Named<F> {
+    registry: F,
+    name: String,
+    params: Value,
+    entry: Arc<dyn Entry>,
+    selectors: Vec<String>,
+}
+
+/// The stage that a configuration names, with what is left of its step's and group's keys as parameters.
+pub(crate) fn maker<F>(
+    provider: F,
+    registry: &Registry,
+    name: &str,
+    params: Value,
+) -> Result<Arc<dyn Maker>>
+where
+    F: Fn() -> Registry + Copy + Send + Sync + 'static,
+{
+    let entry = registry.stages.get(name).ok_or_else(|| {
+        Error::invalid(format!(
+            "there is no stage {name:?} in the registry; it has {:?}",
+            registry.stages.keys().collect::<Vec<_>>()
+        ))
+    })?;
+    entry
+        .check(&params)
+        .map_err(|error| Error::invalid(format!("parameters of stage {name:?}: {error}")))?;
+    Ok(Arc::new(Named {
+        registry: provider,
+        name: name.to_owned(),
+        params,
+        entry: Arc::clone(entry),
+        selectors: registry.selectors.keys().cloned().collect(),
+    }))
+}
+
+impl<F> Maker for Named<F>
+where
+    F: Fn() -> Registry + Copy + Send + Sync + 'static,
+{
+    fn stage(&self) -> String {
+        self.name.clone()
+    }
+
+    fn output_spec(&self, input: &[TensorSpec]) -> Result<Vec<TensorSpec>> {
+        self.entry.output_spec(&self.params, input)
+    }
+
+    fn input_spec(&self) -> Result<Option<Vec<TensorSpec>>> {
+        self.entry.input_spec(&self.params)
+    }
+
+    fn knows_selector(&self, name: &str) -> bool {
+        built_in(name, 1).is_some() || self.selectors.iter().any(|known| known == name)
+    }
+
+    fn add(
+        &self,
+        group: &mut Group<Outcome>,
+        process: Process,
+        work: Work<()>,
+    ) -> spawn::Result<()> {
+        let named = (self.name.clone(), self.params.to_string());
+        let (work, ()) = work.with(named);
+        let provider = self.registry;
+        // What it captures is a function without a value, so the child has it as well.
+        let run = move |_: usize, work: Work<(String, String)>| run_named(provider, work);
+        group.add(process, run, work).map(drop)
+    }
+}
+
+fn run_named<F: Fn() -> Registry>(
+    provider: F,
+    work: Work<(String, String)>,
+) -> Result<Outcome, StageError> {
+    let registry = provider();
+    let (work, (name, params)) = work.with(());
+    let entry = registry
+        .stages
+        .get(&name)
+        .ok_or("the registry of this process lacks the stage that its parent's had")?;
+    let (work, ()) = work.with(serde_json::from_str(&params)?);
+    entry.run(work, &|name, queues| registry.make_selector(name, queues))
+}

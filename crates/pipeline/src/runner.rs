@@ -1,0 +1,406 @@
+//! The thread that supervises a run: starts it when all are ready, takes time cards home, replaces what failed, and ends
+//! it, for one reason.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mp_queue::Receiver;
+use shm_core::clock::now_ns;
+use spawn::{Group, SpawnContext, Worker};
+
+use crate::account::Account;
+use crate::board::{Cause, State};
+use crate::client::Progress;
+use crate::error::{Error, ErrorKind, Result};
+use crate::item::Item;
+use crate::knot::{self, Feeds};
+use crate::process::Outcome;
+use crate::progress::ProgressLine;
+use crate::run::{Report, Shared};
+use crate::run_dir::RunDir;
+use crate::step::Unfinished;
+use crate::time_card::{Batch, Outcome as ItemOutcome, TimeCard};
+use crate::wiring::Wiring;
+
+/// How long the thread sleeps while there is nothing to do.
+const NAP: Duration = Duration::from_millis(5);
+/// How often it looks for processes that hang or wait for each other.
+const ROUND: Duration = Duration::from_millis(250);
+
+/// Processes that live and fail together, and their ranks.
+pub(crate) struct Crew {
+    pub(crate) context: SpawnContext<Outcome>,
+    pub(crate) ranks: Vec<usize>,
+    over: bool,
+}
+
+impl Crew {
+    pub(crate) fn new(context: SpawnContext<Outcome>, ranks: Vec<usize>) -> Self {
+        Self {
+            context,
+            ranks,
+            over: false,
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Runner {
+    pub(crate) wiring: Wiring,
+    pub(crate) crews: Vec<Crew>,
+    pub(crate) log: Receiver<Batch>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) client: Option<JoinHandle<Result<()>>>,
+    pub(crate) count: Option<u64>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) grace: Option<Duration>,
+    pub(crate) dir: Option<RunDir>,
+    pub(crate) line: Option<ProgressLine>,
+    pub(crate) config: serde_json::Value,
+    pub(crate) account: Account,
+    pub(crate) restarts: Vec<u32>,
+    pub(crate) outcomes: Vec<Option<Outcome>>,
+    pub(crate) workers: Vec<Option<Worker>>,
+    pub(crate) error: Option<Error>,
+    pub(crate) knot: Vec<(u32, u64)>,
+    /// Processes that were killed because they hung, with what is told of it.
+    pub(crate) hung: Vec<Option<String>>,
+}
+
+impl Runner {
+    pub(crate) fn feeds(wiring: &Wiring) -> Feeds {
+        let lanes = 0..wiring.strands.len();
+        Feeds {
+            writers: lanes.clone().map(|lane| wiring.writers(lane)).collect(),
+            from_client: lanes
+                .map(|lane| wiring.strands[lane].step == 0 && wiring.has_client())
+                .collect(),
+        }
+    }
+
+    /// The life of the thread.
+    pub(crate) fn run(mut self) -> Report {
+        let begun = Instant::now();
+        let mut started: Option<(u64, u64)> = None;
+        let mut looked = Instant::now();
+        let feeds = Self::feeds(&self.wiring);
+        self.note_pids();
+        loop {
+            let heard = self.hear();
+            self.look_after_crews();
+            self.look_after_client();
+            if self.crews.iter().all(|crew| crew.over) {
+                break;
+            }
+            match self.shared.wanted() {
+                0 => {}
+                wanted => {
+                    self.fail(Error::new(
+                        ErrorKind::Interrupted,
+                        "the run was stopped on request",
+                    ));
+                    if wanted > 1 {
+                        self.crews.iter().for_each(|crew| crew.context.kill());
+                    }
+                }
+            }
+            if let Some(timeout) = self.timeout.filter(|&timeout| begun.elapsed() >= timeout) {
+                self.fail(Error::new(
+                    ErrorKind::TimedOut,
+                    format!("the run has not ended within its limit of {timeout:?}"),
+                ));
+            }
+            if started.is_none() && self.is_ready() {
+                started = Some((now_ns(), unix_ns()));
+                self.wiring.go.set();
+            }
+            if looked.elapsed() >= ROUND {
+                looked = Instant::now();
+                if started.is_some() {
+                    self.look_for_hangs();
+                    self.look_for_knots(&feeds);
+                }
+                if let Some(line) = &mut self.line {
+                    line.show(&self.account.items(), self.count);
+                }
+            }
+            if !heard {
+                // Before the start there is news to wait for; later the nap also keeps cards from coming one by one.
+                if started.is_none() {
+                    self.wiring.news.clear();
+                    if !self.is_ready() {
+                        let _ = self.wiring.news.wait_timeout(NAP);
+                    }
+                } else {
+                    std::thread::sleep(NAP);
+                }
+            }
+        }
+        self.finish(started)
+    }
+
+    fn is_ready(&self) -> bool {
+        let mut ranks = 0..self.wiring.seats.len() as u32;
+        ranks.all(|rank| self.wiring.board.is_ready(rank))
+    }
+
+    /// Takes home what time cards there are.
+    pub(crate) fn hear(&mut self) -> bool {
+        let mut heard = false;
+        while let Ok(batch) = self.log.try_get() {
+            heard = true;
+            self.account.offer(batch.offered);
+            for entry in &batch.entries {
+                self.account.end(&entry.ended, entry.card.outcome);
+            }
+            if let Some(Err(error)) = self.dir.as_mut().map(|dir| dir.write(&batch)) {
+                self.dir = None;
+                self.fail(error);
+            }
+        }
+        if heard {
+            self.publish_progress();
+        }
+        heard
+    }
+
+    fn publish_progress(&self) {
+        let items = self.account.items();
+        let lost = items.dropped + items.failed;
+        self.progress.lost.store(lost, Ordering::Relaxed);
+        self.progress
+            .completed
+            .store(items.completed, Ordering::Relaxed);
+    }
+
+    /// Remembers why the run ends, and stops all processes.
+    fn fail(&mut self, error: Error) {
+        if self.error.is_some() {
+            return;
+        }
+        tracing::debug!(%error, "the run ends");
+        self.error = Some(error);
+        self.progress.stop.store(true, Ordering::Relaxed);
+        for crew in &self.crews {
+            crew.context.terminate();
+        }
+        // Whoever waits for the start, too.
+        self.wiring.go.set();
+    }
+
+    fn look_after_crews(&mut self) {
+        for index in 0..self.crews.len() {
+            let crew = &mut self.crews[index];
+            if crew.over {
+                continue;
+            }
+            let outcomes = match crew.context.join_timeout(Duration::ZERO) {
+                Ok(None) => continue,
+                Ok(Some(outcomes)) => outcomes.to_vec(),
+                Err(error) => {
+                    crew.over = true;
+                    self.crew_failed(index, error);
+                    continue;
+                }
+            };
+            crew.over = true;
+            for (&rank, outcome) in crew.ranks.iter().zip(outcomes) {
+                self.outcomes[rank] = Some(outcome);
+            }
+            self.let_go_of_finished_steps();
+        }
+    }
+
+    fn let_go_of_finished_steps(&mut self) {
+        let steps = self.wiring.steps.len();
+        let mut done = vec![true; steps];
+        for (rank, seat) in self.wiring.seats.iter().enumerate() {
+            done[seat.step] &= self.outcomes[rank].is_some();
+        }
+        let done = |step: usize| done.get(step).copied().unwrap_or(true);
+        self.wiring.let_go(done, done);
+    }
+
+    /// A process failed: it is replaced, or the run ends.
+    fn crew_failed(&mut self, index: usize, error: spawn::Error) {
+        if self.error.is_some() {
+            return;
+        }
+        let ranks = self.crews[index].ranks.clone();
+        let of_crew = error.worker().map_or(0, |worker| worker.rank);
+        let Some(&rank) = ranks.get(of_crew) else {
+            return self.fail(error.into());
+        };
+        let cause = self.wiring.board.cause(rank as u32);
+        let may = self.wiring.step_of(rank).restarts;
+        if self.restarts[rank] < may && cause.is_none() {
+            tracing::warn!(process = %self.wiring.seats[rank].name, %error, "replacing a process");
+            if let Err(error) = self.replace(index, rank) {
+                self.fail(error);
+            }
+            return;
+        }
+        let error = match (cause, self.hung[rank].take()) {
+            (Some(Cause::QueueFull), _) => {
+                Error::caused(ErrorKind::QueueFull, "a queue is full", error)
+            }
+            (Some(Cause::Deadlock), _) => {
+                Error::caused(ErrorKind::Deadlock, "a process waits for itself", error)
+            }
+            (None, Some(told)) => Error::new(ErrorKind::TimedOut, told),
+            (None, None) => error.into(),
+        };
+        self.fail(error);
+    }
+
+    fn replace(&mut self, index: usize, rank: usize) -> Result<()> {
+        self.hung[rank] = None;
+        self.restarts[rank] += 1;
+        // What the dead process noted last is here by now.
+        self.hear();
+        let mut backlog = Vec::new();
+        let unfinished = self.wiring.unfinished(rank);
+        for place in &self.wiring.seats[rank].ledger.clone() {
+            let Ok(item) = place.try_get() else { continue };
+            let outcome = match unfinished {
+                Unfinished::Redeliver => ItemOutcome::Redelivered,
+                Unfinished::Report => ItemOutcome::Failed,
+            };
+            self.note_unfinished(rank, &item, outcome)?;
+            match unfinished {
+                Unfinished::Redeliver => backlog.push(item),
+                Unfinished::Report => self.account.end(&item.members, outcome),
+            }
+        }
+        self.publish_progress();
+        // Taken from the end.
+        backlog.sort_by_key(|item| std::cmp::Reverse((item.id, item.part)));
+        self.wiring.board.forget(rank as u32);
+        self.wiring.board.count_death();
+        let work = self.wiring.work(rank, self.restarts[rank]);
+        let Some(mut work) = work else {
+            return Err(Error::invalid(
+                "a process was to be replaced after the run had let go of its queues",
+            ));
+        };
+        work.slots = self.wiring.make_slots(rank)?;
+        work.backlog = backlog;
+        let mut group = Group::new().apart();
+        if let Some(grace) = self.grace {
+            group = group.grace(grace);
+        }
+        let maker = Arc::clone(&self.wiring.group_of(rank).maker);
+        maker.add(&mut group, self.wiring.process(rank), work)?;
+        self.crews[index] = Crew::new(group.start()?, vec![rank]);
+        self.note_pids();
+        Ok(())
+    }
+
+    fn note_unfinished(&mut self, rank: usize, item: &Item, outcome: ItemOutcome) -> Result<()> {
+        if outcome == ItemOutcome::Redelivered {
+            self.account.redelivered();
+        }
+        let card = TimeCard {
+            item: item.id,
+            part: item.part,
+            parents: item.parents.clone(),
+            step: self.wiring.seats[rank].step as u32,
+            rank: rank as u32,
+            device: self.wiring.seats[rank].device,
+            enqueued: item.enqueued,
+            outcome,
+            ..TimeCard::default()
+        };
+        match &mut self.dir {
+            Some(dir) => dir.write_card(&card),
+            None => Ok(()),
+        }
+    }
+
+    fn note_pids(&mut self) {
+        for crew in &self.crews {
+            for (&rank, worker) in crew.ranks.iter().zip(crew.context.workers()) {
+                self.workers[rank] = Some(worker);
+            }
+        }
+        let pids = self.workers.iter().flatten().map(|worker| worker.pid);
+        self.shared.set_pids(pids.collect());
+    }
+
+    pub(crate) fn look_after_client(&mut self) {
+        if !self.client.as_ref().is_some_and(JoinHandle::is_finished) {
+            return;
+        }
+        let Some(client) = self.client.take() else {
+            return;
+        };
+        let answer = client.join().unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::Process,
+                "the iterator that makes the inputs panicked",
+            ))
+        });
+        match answer {
+            // That nobody takes its inputs has a reason, which is told by whoever it happened to.
+            Err(error) if !crate::client::follows(&error) => {
+                self.fail(crate::client::client_failed(error));
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends processes that work on one item for longer than they may.
+    fn look_for_hangs(&mut self) {
+        for rank in 0..self.wiring.seats.len() {
+            let Some(limit) = self.wiring.limit(rank) else {
+                continue;
+            };
+            let board = &self.wiring.board;
+            if board.state(rank as u32) != State::Working || self.hung[rank].is_some() {
+                continue;
+            }
+            let (since, _) = board.since(rank as u32);
+            let worked = Duration::from_nanos(now_ns().saturating_sub(since));
+            if worked < limit {
+                continue;
+            }
+            let name = &self.wiring.seats[rank].name;
+            let told = format!(
+                "process {rank} ({name:?}) has worked on item {} for {:.1} s; its step's limit is {limit:?}",
+                board.item(rank as u32),
+                worked.as_secs_f64()
+            );
+            let alone = self
+                .crews
+                .iter()
+                .position(|crew| !crew.over && crew.ranks == [rank]);
+            match alone {
+                Some(crew) => {
+                    self.hung[rank] = Some(told);
+                    self.crews[crew].context.kill();
+                }
+                None => self.fail(Error::new(ErrorKind::TimedOut, told)),
+            }
+        }
+    }
+
+    /// Ends the run when processes wait for each other. They must have waited through two looks, in the same state.
+    fn look_for_knots(&mut self, feeds: &Feeds) {
+        let knot = knot::find(&self.wiring.board, feeds, self.client.is_none());
+        if !knot.is_empty() && knot == self.knot && self.error.is_none() {
+            let seats = &self.wiring.seats;
+            let name = |rank: u32| format!("process {rank} ({:?})", seats[rank as usize].name);
+            let text = knot::describe(&self.wiring.board, &knot, name);
+            self.fail(Error::new(ErrorKind::Deadlock, text));
+        }
+        self.knot = knot;
+    }
+}
+
+pub(crate) fn unix_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos() as u64)
+}

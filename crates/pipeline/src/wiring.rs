@@ -1,0 +1,371 @@
+//! Wiring: the queues between steps, each process's slots, and what each process is given of them.
+
+use std::time::Duration;
+
+use mp_queue::{Event, Queue, Receiver, Sender};
+use shm_core::{SharedTensor, Tensor};
+use spawn::Process;
+
+use crate::board::Board;
+use crate::check::{Specs, in_queue, out_queues, slots};
+use crate::client::Client;
+use crate::error::Result;
+use crate::home::Upstream;
+use crate::item::Item;
+use crate::process::Work;
+use crate::route::{Backpressure, Delivery, Lane, Routes};
+use crate::spec::Layout;
+use crate::step::{QueueGroup, Step, Unfinished};
+use crate::time_card::Batch;
+
+/// Items that a queue without tensors holds where nothing is said, as in RnB.
+const QUEUE_SIZE: usize = 500;
+/// Batches of time cards on their way home.
+const LOG: usize = 1024;
+/// Items that a process may have begun at once and is still looked after.
+const LEDGER: usize = 16;
+
+/// One process of a run.
+pub(crate) struct Seat {
+    pub(crate) step: usize,
+    pub(crate) group: usize,
+    pub(crate) replica: usize,
+    pub(crate) device: i32,
+    pub(crate) name: String,
+    slots: usize,
+    slot_bytes: usize,
+    freed: Event,
+    pub(crate) ledger: Vec<Queue<Item>>,
+}
+
+/// A queue, or one reader's own copy of it.
+pub(crate) struct Strand {
+    /// The step that reads it.
+    pub(crate) step: usize,
+    queue: u32,
+    pub(crate) readers: Vec<u32>,
+    /// Until the last process that may need it is there.
+    pub(crate) to: Option<Sender<Item>>,
+    pub(crate) from: Option<Receiver<Item>>,
+}
+
+/// See the module.
+pub(crate) struct Wiring {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) specs: Specs,
+    pub(crate) seats: Vec<Seat>,
+    pub(crate) strands: Vec<Strand>,
+    pub(crate) board: Board,
+    pub(crate) log: Option<Sender<Batch>>,
+    pub(crate) news: Event,
+    pub(crate) go: Event,
+    has_client: bool,
+    client_policy: Backpressure,
+}
+
+impl Wiring {
+    /// Lays all queues. The receiver is for time cards.
+    pub(crate) fn lay(
+        steps: Vec<Step>,
+        specs: Specs,
+        client: Option<&Client>,
+    ) -> Result<(Self, Receiver<Batch>)> {
+        let last = steps.len() - 1;
+        let mut seats = Vec::new();
+        for (index, step) in steps.iter().enumerate() {
+            let mut replica = 0;
+            for (number, group) in step.groups.iter().enumerate() {
+                let layout = Layout::of(&specs[index][number])?;
+                let has_slots = index < last && !layout.tensors.is_empty();
+                for &device in &group.devices {
+                    let ledger = if step.restarts > 0 {
+                        (0..LEDGER)
+                            .map(|_| Queue::bounded(1))
+                            .collect::<Result<_, _>>()?
+                    } else {
+                        Vec::new()
+                    };
+                    seats.push(Seat {
+                        step: index,
+                        group: number,
+                        replica,
+                        device,
+                        name: match step.processes() {
+                            1 => step.name.clone(),
+                            _ => format!("{}.{replica}", step.name),
+                        },
+                        slots: if has_slots { slots(step) as usize } else { 0 },
+                        slot_bytes: layout.bytes.max(1),
+                        freed: Event::new()?,
+                        ledger,
+                    });
+                    replica += 1;
+                }
+            }
+        }
+        let mut strands = Vec::new();
+        for index in 0..steps.len() {
+            if index > 0 || client.is_some() {
+                lay_strands(&steps, index, &seats, client, &mut strands)?;
+            }
+        }
+        // One more row, for the client.
+        let slots: Vec<usize> = seats.iter().map(|seat| seat.slots).chain([0]).collect();
+        let board = Board::new(&slots, strands.len())?;
+        let (log, receiver) = Queue::bounded(LOG)?.split();
+        let wiring = Self {
+            steps,
+            specs,
+            seats,
+            strands,
+            board,
+            log: Some(log),
+            news: Event::new()?,
+            go: Event::new()?,
+            has_client: client.is_some(),
+            client_policy: client.map(|client| client.policy).unwrap_or_default(),
+        };
+        Ok((wiring, receiver))
+    }
+
+    pub(crate) fn step_of(&self, rank: usize) -> &Step {
+        &self.steps[self.seats[rank].step]
+    }
+
+    pub(crate) fn group_of(&self, rank: usize) -> &QueueGroup {
+        &self.step_of(rank).groups[self.seats[rank].group]
+    }
+
+    pub(crate) fn process(&self, rank: usize) -> Process {
+        Process::named(self.seats[rank].name.clone()).stdin(self.step_of(rank).stdin.clone())
+    }
+
+    /// Slots of all processes of a step, and the bytes of the largest.
+    pub(crate) fn slots_of(&self, step: usize) -> (usize, usize) {
+        let of_step = self.seats.iter().filter(|seat| seat.step == step);
+        of_step.fold((0, 0), |(count, bytes), seat| {
+            let own = if seat.slots > 0 { seat.slot_bytes } else { 0 };
+            (count + seat.slots, bytes.max(own))
+        })
+    }
+
+    /// The slots of a process, all free.
+    pub(crate) fn make_slots(&self, rank: usize) -> Result<Vec<SharedTensor<u8>>> {
+        let seat = &self.seats[rank];
+        (0..seat.slots)
+            .map(|_| Ok(Tensor::<u8>::zeros([seat.slot_bytes])?.freeze()))
+            .collect()
+    }
+
+    /// The lane that a client writes.
+    pub(crate) fn client_lane(&self) -> Option<Lane> {
+        self.lanes(0, 0, self.client_policy).pop()
+    }
+
+    /// The lanes of one queue before a step.
+    fn lanes(&self, step: usize, queue: u32, policy: Backpressure) -> Vec<Lane> {
+        // Where readers have queues of their own, some may be done while others go on.
+        let several = self
+            .strands
+            .iter()
+            .filter(|strand| strand.step == step)
+            .count()
+            > 1;
+        self.strands
+            .iter()
+            .enumerate()
+            .filter(|(_, strand)| strand.step == step && (strand.queue == queue || step == 0))
+            .filter_map(|(lane, strand)| {
+                let takes_out = policy == Backpressure::DropOldest || several;
+                Some(Lane {
+                    lane: lane as u32,
+                    to: strand.to.clone()?,
+                    from: strand.from.clone().filter(|_| takes_out),
+                    readers: strand.readers.clone(),
+                })
+            })
+            .collect()
+    }
+
+    /// What process `rank` is given, the slots aside.
+    pub(crate) fn work(&self, rank: usize, restarts: u32) -> Option<Work<()>> {
+        let seat = &self.seats[rank];
+        let step = &self.steps[seat.step];
+        let group = &step.groups[seat.group];
+        let next = self.steps.get(seat.step + 1);
+        let upstream = self
+            .seats
+            .iter()
+            .enumerate()
+            .filter(|(_, other)| other.step < seat.step && other.slots > 0)
+            .map(|(rank, other)| Upstream {
+                rank: rank as u32,
+                freed: other.freed.clone(),
+                specs: self.specs[other.step][other.group].clone(),
+            })
+            .collect();
+        let strand = self
+            .strands
+            .iter()
+            .position(|strand| strand.step == seat.step && strand.readers.contains(&(rank as u32)));
+        let input = strand.and_then(|lane| Some((lane as u32, self.strands[lane].from.clone()?)));
+        let routes = next.map(|_| Routes {
+            queues: out_queues(group, false)
+                .into_iter()
+                .map(|queue| self.lanes(seat.step + 1, queue, step.backpressure))
+                .collect(),
+            policy: step.backpressure,
+        });
+        Some(Work {
+            params: (),
+            step: step.name.clone(),
+            step_index: seat.step as u32,
+            rank: rank as u32,
+            replica: seat.replica,
+            replicas: step.processes(),
+            group: seat.group,
+            device: seat.device,
+            restarts,
+            replaceable: step.restarts > 0,
+            upstream,
+            touch: Vec::new(),
+            input,
+            ordered: step.ordered,
+            specs: self.specs[seat.step][seat.group].clone(),
+            slots: Vec::new(),
+            freed: seat.freed.clone(),
+            routes,
+            selector: group.selector.clone(),
+            segments: step.segments,
+            tombstones: next.is_some_and(|next| next.ordered),
+            board: self.board.clone(),
+            log: self.log.clone()?,
+            news: self.news.clone(),
+            go: self.go.clone(),
+            ledger: seat.ledger.clone(),
+            backlog: Vec::new(),
+        })
+    }
+
+    /// Whether `reader` may get slots of `writer`, straight.
+    pub(crate) fn reads(&self, reader: usize, writer: usize) -> bool {
+        let (from, to) = (&self.seats[writer], &self.seats[reader]);
+        from.step + 1 == to.step
+            && out_queues(self.group_of(writer), false).contains(&in_queue(self.group_of(reader)))
+    }
+
+    /// Who puts into a lane.
+    pub(crate) fn writers(&self, lane: usize) -> Vec<u32> {
+        let strand = &self.strands[lane];
+        (0..self.seats.len())
+            .filter(|&rank| {
+                self.seats[rank].step + 1 == strand.step
+                    && out_queues(self.group_of(rank), false).contains(&strand.queue)
+            })
+            .map(|rank| rank as u32)
+            .collect()
+    }
+
+    /// Lets go of what this process needs no longer once the others have theirs, or the processes of a step are done: what
+    /// they put ends then, and what they took is wanted by nobody.
+    pub(crate) fn let_go(
+        &mut self,
+        writers_of: impl Fn(usize) -> bool,
+        readers_of: impl Fn(usize) -> bool,
+    ) {
+        for strand in &mut self.strands {
+            if strand.step.checked_sub(1).is_none_or(&writers_of) {
+                strand.to = None;
+            }
+            if readers_of(strand.step) {
+                strand.from = None;
+            }
+        }
+    }
+
+    pub(crate) fn has_client(&self) -> bool {
+        self.has_client
+    }
+
+    /// Whether items may be lost on the way.
+    pub(crate) fn may_lose(&self) -> bool {
+        let drops = |policy| matches!(policy, Backpressure::DropNewest | Backpressure::DropOldest);
+        drops(self.client_policy)
+            || self
+                .steps
+                .iter()
+                .any(|step| drops(step.backpressure) || step.restarts > 0)
+    }
+
+    pub(crate) fn limit(&self, rank: usize) -> Option<Duration> {
+        self.step_of(rank).limit
+    }
+
+    pub(crate) fn unfinished(&self, rank: usize) -> Unfinished {
+        self.step_of(rank).unfinished
+    }
+}
+
+fn lay_strands(
+    steps: &[Step],
+    index: usize,
+    seats: &[Seat],
+    client: Option<&Client>,
+    strands: &mut Vec<Strand>,
+) -> Result<()> {
+    let step = &steps[index];
+    let before = index.checked_sub(1).map(|before| &steps[before]);
+    let mut queues: Vec<u32> = step.groups.iter().map(in_queue).collect();
+    if before.is_none() {
+        queues = vec![0];
+    }
+    queues.sort_unstable();
+    queues.dedup();
+    for queue in queues {
+        let readers: Vec<u32> = seats
+            .iter()
+            .enumerate()
+            .filter(|(_, seat)| {
+                seat.step == index
+                    && (before.is_none() || in_queue(&step.groups[seat.group]) == queue)
+            })
+            .map(|(rank, _)| rank as u32)
+            .collect();
+        let capacity = match (before, client) {
+            (Some(before), _) => capacity_behind(before, index - 1, seats),
+            (None, Some(client)) => client.capacity(),
+            (None, None) => QUEUE_SIZE,
+        };
+        let lanes = match before.map(|before| before.delivery) {
+            Some(Delivery::Every) => readers.iter().map(|&reader| vec![reader]).collect(),
+            _ => vec![readers],
+        };
+        for readers in lanes {
+            let (to, from) = Queue::bounded(capacity)?.split();
+            strands.push(Strand {
+                step: index,
+                queue,
+                readers,
+                to: Some(to),
+                from: Some(from),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Room for everything that can be on its way, so that a process waits for slots and not for room.
+fn capacity_behind(before: &Step, index: usize, seats: &[Seat]) -> usize {
+    if let Some(size) = before.queue_size {
+        return size;
+    }
+    let slots: usize = seats
+        .iter()
+        .filter(|seat| seat.step == index)
+        .map(|seat| seat.slots)
+        .sum();
+    match slots * before.segments as usize {
+        0 => QUEUE_SIZE,
+        items => items,
+    }
+}

@@ -1,0 +1,129 @@
+//! The command of a program whose pipelines come from files, as the example `video_clips` has it.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn configuration(name: &str) -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.join("../crates/tensormp/examples/video_clips")
+        .join(name)
+}
+
+/// Small clips: what is looked at is the command, and that the results are the same.
+fn run(name: &str, more: &[&str]) -> Output {
+    command(name, more).output().expect("video_clips runs")
+}
+
+fn command(name: &str, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_video_clips"));
+    command
+        .arg("run")
+        .arg(configuration(name))
+        .args([
+            "--device",
+            "cpu",
+            "--set",
+            "pipeline.0.size=16",
+            "--set",
+            "pipeline.1.size=16",
+        ])
+        .args(["--set", "pipeline.0.clips=6", "--set", "pipeline.1.clips=6"])
+        .args(more)
+        .stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub(crate) fn clips_give_the_same_features_however_they_are_split() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut first: Option<String> = None;
+    for (name, more) in [
+        ("whole.toml", &[][..]),
+        ("segments.toml", &[]),
+        (
+            "segments.toml",
+            &["--set", "load.segments=5", "--set", "pipeline.1.threads=2"],
+        ),
+        ("rnb.json", &[]),
+    ] {
+        let file = dir.path().join("results.jsonl");
+        let results = format!("pipeline.2.results={}", file.display());
+        let mut all = vec!["-n", "9", "-m", "0.5", "--json", "--set", &results];
+        all.extend(more);
+        let output = run(name, &all);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{name}: {said}");
+        let outcome: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!(outcome["termination"], "target_reached");
+        assert_eq!(outcome["items"]["completed"], 9);
+        let features = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(features.lines().count(), 9);
+        assert_eq!(
+            *first.get_or_insert(features.clone()),
+            features,
+            "{name} {more:?}"
+        );
+    }
+}
+
+pub(crate) fn the_command_says_how_a_run_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run").display().to_string();
+    let output = run("whole.toml", &["-n", "3", "-m", "0", "--out", &out]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("target_reached: 3 items"));
+    assert!(
+        output.stderr.is_empty(),
+        "no progress line where nobody looks"
+    );
+    let run_json = std::fs::read_to_string(dir.path().join("run/run.json")).unwrap();
+    let run_json: Value = serde_json::from_str(&run_json).unwrap();
+    assert_eq!(run_json["config"]["client"]["count"], 3);
+
+    // Nobody reads, or nothing can be written.
+    let closed = std::io::pipe().unwrap().1;
+    let full = std::fs::File::create("/dev/full").unwrap();
+    for (out, code) in [(Stdio::from(closed), 0), (Stdio::from(full), 1)] {
+        let mut command = command("whole.toml", &["--check"]);
+        let status = command.stdout(out).stderr(Stdio::null()).status().unwrap();
+        assert_eq!(status.code(), Some(code));
+    }
+
+    let checked = run("segments.toml", &["--check"]);
+    assert_eq!(checked.status.code(), Some(0));
+    for (code, told, more) in [
+        (2, "unknown field `colour`", &["--set", "load.colour=1"][..]),
+        (
+            2,
+            "step \"load\", num_segments",
+            &["--set", "load.segments=50"],
+        ),
+        (2, "KEY=VALUE", &["--set", "load"]),
+        (2, "unexpected argument", &["--colour"]),
+        (1, "no.y4m", &["--set", "iterator_params.path=no.y4m"]),
+        (
+            3,
+            "full",
+            &[
+                "--set",
+                "load.backpressure=fail",
+                "--set",
+                "load.slots=6",
+                "-m",
+                "0",
+            ],
+        ),
+        (4, "limit", &["--set", "timeout_ms=1"]),
+    ] {
+        let output = run("segments.toml", more);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{more:?}: {said}");
+        assert!(said.contains(told), "{more:?}: {said}");
+    }
+}

@@ -1,0 +1,413 @@
+//! Pipelines from configurations: RnB's own, ours, and those that could not run.
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tensormp::pipeline::{
+    Config, Context, Flow, Input, Outgoing, Output, Parts, Registry, Selector, Stage, StageError,
+    TensorSpec, Termination,
+};
+
+/// A stand-in for RnB's loader: from 1 to 15 rows. As the only step it is one for all of them.
+struct Loader;
+
+fn clips() -> Vec<TensorSpec> {
+    vec![TensorSpec::of::<f32>([15, 6])]
+}
+
+impl Stage for Loader {
+    type Params = ();
+    type Result = ();
+
+    fn output_spec(_: &()) -> Vec<TensorSpec> {
+        clips()
+    }
+
+    fn new(_: (), _: &Context) -> Result<Self, StageError> {
+        Ok(Self)
+    }
+
+    fn process(&mut self, input: Option<Input>, output: &mut Output) -> Result<Flow, StageError> {
+        let Some(input) = input else {
+            return Ok(Flow::End);
+        };
+        let number: u64 = input
+            .payload::<String>()?
+            .trim_end_matches(".mp4")
+            .parse()?;
+        if !output.has_next() {
+            return Ok(Flow::Continue);
+        }
+        let mut slot = output.loan()?;
+        slot.tensor_mut::<f32>(0)?.fill(number as f32);
+        slot.set_valid(0, 1 + number as usize % 15)?;
+        output.publish(slot)?;
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<(), StageError> {
+        Ok(())
+    }
+}
+
+/// A stand-in for RnB's network, which may be the last step.
+struct Runner;
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RunnerParams {
+    start_index: u32,
+    end_index: u32,
+}
+
+impl Stage for Runner {
+    type Params = RunnerParams;
+    type Result = ();
+
+    fn output_spec(_: &RunnerParams) -> Vec<TensorSpec> {
+        clips()
+    }
+
+    fn new(params: RunnerParams, context: &Context) -> Result<Self, StageError> {
+        assert_eq!(
+            (params.start_index, params.end_index, context.device),
+            (1, 5, -1)
+        );
+        Ok(Self)
+    }
+
+    fn process(&mut self, input: Option<Input>, output: &mut Output) -> Result<Flow, StageError> {
+        let Some(input) = input else {
+            return Ok(Flow::End);
+        };
+        let tensor = input.tensor::<f32>(0)?;
+        if output.has_next() {
+            let mut slot = output.loan()?;
+            slot.tensor_mut::<f32>(0)?[..tensor.len()].copy_from_slice(tensor);
+            slot.set_valid(0, input.shape(0)?[0])?;
+            output.publish(slot)?;
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<(), StageError> {
+        Ok(())
+    }
+}
+
+/// A stand-in for RnB's aggregator, which is told how many segments there are.
+struct Aggregator(u32, Parts);
+
+#[derive(Clone, Serialize, Deserialize)]
+struct AggregatorParams {
+    aggregate: u32,
+}
+
+impl Stage for Aggregator {
+    type Params = AggregatorParams;
+    type Result = ();
+
+    fn output_spec(_: &AggregatorParams) -> Vec<TensorSpec> {
+        Vec::new()
+    }
+
+    fn new(params: AggregatorParams, _: &Context) -> Result<Self, StageError> {
+        Ok(Self(params.aggregate, Parts::new()))
+    }
+
+    fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        if let Some(input) = input {
+            assert_eq!(input.part().1, self.0);
+            self.1.push(input)?;
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<(), StageError> {
+        assert_eq!(self.1.incomplete(), 0);
+        Ok(())
+    }
+}
+
+struct LargeSmall;
+
+impl Selector for LargeSmall {
+    fn new(_: usize) -> Self {
+        Self
+    }
+
+    fn select(&mut self, output: &Outgoing<'_>) -> usize {
+        usize::from(output.rows() > 5)
+    }
+}
+
+fn registry() -> Registry {
+    let model = "models.r2p1d.model.R2P1D";
+    Registry::new()
+        .iterator(format!("{model}VideoPathIterator"), |_| {
+            Ok((0_u64..).map(|number| format!("{number}.mp4")))
+        })
+        .stage::<Loader>(format!("{model}Loader"))
+        .stage::<Runner>(format!("{model}Runner"))
+        .stage::<Loader>(format!("{model}SingleStep"))
+        .stage::<Aggregator>(format!("{model}Aggregator"))
+        .selector::<LargeSmall>("models.r2p1d.model.LargeSmallSelector")
+}
+
+pub(crate) fn configurations_as_rnb_ships_them_run_to_their_target() {
+    for (name, config) in crate::rnb::shipped() {
+        let mut config = Config::from_json(&config.to_string()).unwrap();
+        // A program that has no devices says so, and runs it all the same when it is told to.
+        let error = config
+            .pipeline(registry)
+            .unwrap()
+            .check()
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("--device cpu"), "{name}: {error}");
+        config = config.on_cpu().set("client.count", "30").unwrap();
+        let report = config.pipeline(registry).unwrap().run();
+        let report = report.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(report.termination(), Termination::TargetReached, "{name}");
+        assert_eq!(
+            (report.items().completed, report.items().failed),
+            (30, 0),
+            "{name}"
+        );
+    }
+}
+
+pub(crate) fn older_configurations_of_rnb_are_read_as_well() {
+    // The bare list of steps, with the devices in the step.
+    let old = json!([
+        {"model": "models.r2p1d.model.R2P1DLoader", "gpus": [0]},
+        {"model": "models.r2p1d.model.R2P1DRunner", "gpus": [0, 0], "start_index": 1, "end_index": 5},
+    ]);
+    let config = Config::from_json(&old.to_string()).unwrap().on_cpu();
+    let config = config
+        .set("iterator", "models.r2p1d.model.R2P1DVideoPathIterator")
+        .and_then(|config| config.set("client.count", "10"))
+        .unwrap();
+    let report = config.pipeline(registry).unwrap().run().unwrap();
+    assert_eq!(
+        (report.items().completed, report.processes().len()),
+        (10, 3)
+    );
+}
+
+const TOML: &str = r#"
+iterator = "models.r2p1d.model.R2P1DVideoPathIterator"
+
+[client]
+mean_interval_ms = 0.1
+count = 20
+queue_size = 7
+backpressure = "block"
+seed = 1
+
+[[pipeline]]
+name = "load"
+stage = "models.r2p1d.model.R2P1DLoader"
+replicas = 2
+slots = 3
+segments = 3
+delivery = "one"
+restart = 1
+unfinished = "redeliver"
+limit_ms = 10000
+
+[[pipeline]]
+name = "join"
+stage = "models.r2p1d.model.R2P1DAggregator"
+aggregate = 3
+ordered = true
+"#;
+
+pub(crate) fn a_configuration_in_toml_runs_and_can_be_changed() {
+    let config = Config::from_toml(TOML).unwrap();
+    let report = config.pipeline(registry).unwrap().run().unwrap();
+    assert_eq!(
+        (report.items().completed, report.processes().len()),
+        (20, 3)
+    );
+    let config = config
+        .set("load.replicas", "1")
+        .and_then(|config| config.set("client.count", "5"))
+        .and_then(|config| config.set("pipeline.1.ordered", "false"))
+        .unwrap();
+    assert_eq!(config.value()["pipeline"][0]["replicas"], 1);
+    let report = config.pipeline(registry).unwrap().run().unwrap();
+    assert_eq!((report.items().completed, report.processes().len()), (5, 2));
+    for nowhere in ["pipeline.7.slots", "pipeline.x", "load.slots.more"] {
+        assert!(config.clone().set(nowhere, "1").is_err(), "{nowhere}");
+    }
+}
+
+pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
+    for (key, value, told) in [
+        (
+            "load.stage",
+            "Loader",
+            &["step \"load\", queue group 0", "no stage \"Loader\""][..],
+        ),
+        (
+            "load.slots",
+            "0",
+            &["step \"load\", num_shared_tensors", "at least 1"],
+        ),
+        (
+            "load.slots",
+            "2",
+            &[
+                "step \"load\", num_segments",
+                "3 segments",
+                "2 slots",
+                "raise num_shared_tensors to 3",
+            ],
+        ),
+        (
+            "load.slots",
+            "\"many\"",
+            &["step \"load\", slots", "invalid type"],
+        ),
+        ("load.segments", "0", &["step \"load\", num_segments"]),
+        (
+            "load.delivery",
+            "all",
+            &["step \"load\", delivery", "unknown variant `all`"],
+        ),
+        (
+            "load.unfinished",
+            "maybe",
+            &["step \"load\", unfinished", "redeliver"],
+        ),
+        (
+            "load.out_queues",
+            "[1]",
+            &["step \"join\", queue group 0, in_queue", "queue 0"],
+        ),
+        (
+            "load.out_queues",
+            "[0, 1]",
+            &["step \"load\", queue group 0, out_queues", "queue 1"],
+        ),
+        (
+            "load.queue_selector",
+            "mine",
+            &["step \"load\", queue group 0, queue_selector", "\"mine\""],
+        ),
+        (
+            "load.devices",
+            "[-1, 3]",
+            &["step \"load\", queue group 0, replicas"],
+        ),
+        (
+            "load.replicas",
+            "0",
+            &["step \"load\", queue group 0, devices", "at least 1"],
+        ),
+        (
+            "load.replicas",
+            "5000",
+            &["step \"load\", queue group 0, devices", "4094"],
+        ),
+        ("load.name", "join", &["step \"join\", name"]),
+        ("load.batch", "3", &[]),
+        (
+            "join.out_queues",
+            "[0]",
+            &["step \"join\", queue group 0, out_queues", "last"],
+        ),
+        (
+            "join.slots",
+            "3",
+            &["step \"join\", num_shared_tensors", "last"],
+        ),
+        (
+            "join.segments",
+            "2",
+            &["step \"join\", num_segments", "last"],
+        ),
+        (
+            "join.aggregate",
+            "three",
+            &["step \"join\", queue group 0", "invalid type", "u32"],
+        ),
+        ("join.restart", "1", &["step \"join\", restart"]),
+        (
+            "load.unfinished",
+            "report",
+            &["step \"join\", ordered", "redelivered"],
+        ),
+        ("join.replicas", "2", &["step \"join\", ordered"]),
+        ("iterator", "Other", &["iterator", "\"Other\""]),
+        ("client.counts", "3", &["client, counts"]),
+        (
+            "client.mean_interval_ms",
+            "-1",
+            &["client, mean_interval_ms"],
+        ),
+        ("colour", "red", &["the configuration, colour"]),
+        ("pipeline", "[]", &["without steps"]),
+    ] {
+        let config = Config::from_toml(TOML).unwrap().set(key, value).unwrap();
+        let error = config
+            .pipeline(registry)
+            .and_then(|pipeline| pipeline.check());
+        if told.is_empty() {
+            assert!(
+                error.is_err(),
+                "{key} = {value}: the loader has no parameters"
+            );
+            continue;
+        }
+        let error = error.expect_err(key).to_string();
+        for part in told {
+            assert!(error.contains(part), "{key} = {value}: {part:?} in {error}");
+        }
+    }
+    for (text, told) in [
+        ("pipeline = 3", "the configuration, pipeline"),
+        ("a = = b", "TOML"),
+        ("", "missing"),
+    ] {
+        let error = Config::from_toml(text).and_then(|config| config.pipeline(registry).map(drop));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(told), "{text}: {error}");
+    }
+    assert!(
+        Config::read("/no/such/file.json")
+            .unwrap_err()
+            .to_string()
+            .contains("/no/such/file.json")
+    );
+}
+
+pub(crate) fn tensors_that_do_not_fit_the_next_stage_are_refused() {
+    use crate::stages::{Copy, Load, LoadParams, SeeParams};
+    use tensormp::pipeline::stages::{Batcher, BatcherParams};
+    use tensormp::pipeline::{Pipeline, Step};
+
+    let batch = BatcherParams {
+        batch: 4,
+        ..BatcherParams::default()
+    };
+    let of = |step: Step| {
+        Pipeline::new()
+            .client(crate::flow::client(1))
+            .step(Step::of::<Load>("load", LoadParams::default()))
+            .step(step)
+            .step(Step::of::<Copy>("copy", SeeParams::default()))
+            .step(crate::flow::see())
+    };
+    let error = of(Step::of::<Batcher>("batch", batch)).check().unwrap_err();
+    let error = error.to_string();
+    for part in [
+        "step \"copy\", queue group 0, in_queue",
+        "step \"batch\"",
+        "u64[≤48, 500] does not fit u64[≤12, 500]",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let passes = of(Step::of::<Batcher>("batch", BatcherParams::default()));
+    passes.check().unwrap();
+}

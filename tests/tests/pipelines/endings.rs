@@ -1,0 +1,340 @@
+//! How runs end: full queues, stages that keep too much, failures, replacements, limits.
+
+use std::time::Duration;
+
+use integration_tests::allow_leaks;
+use tensormp::pipeline::{
+    Backpressure, Client, ErrorKind, Pipeline, Running, Step, Termination, Unfinished,
+};
+
+use crate::flow::{client, numbers, see};
+use crate::stages::*;
+
+fn load() -> Step {
+    Step::of::<Load>("load", LoadParams::default())
+}
+
+fn see_with(params: SeeParams) -> Step {
+    Step::of::<See>("see", params)
+}
+
+fn slow(ms: u64) -> SeeParams {
+    SeeParams {
+        ms,
+        ..SeeParams::default()
+    }
+}
+
+fn at(at: u64, does: &str) -> SeeParams {
+    SeeParams {
+        at: Some(at),
+        does: does.to_owned(),
+        ..SeeParams::default()
+    }
+}
+
+pub(crate) fn a_full_queue_ends_the_run_where_that_is_the_policy() {
+    allow_leaks(8);
+    let to_client = Pipeline::new()
+        .client(client(100).queue_size(2).backpressure(Backpressure::Fail))
+        .step(see_values(20));
+    let to_ring = Pipeline::new()
+        .client(client(100))
+        .step(load().slots(2).backpressure(Backpressure::Fail))
+        .step(see_with(slow(20)));
+    for pipeline in [to_client, to_ring] {
+        let report = pipeline.start().unwrap().wait();
+        assert_eq!(report.termination(), Termination::QueueFull, "{report:?}");
+        assert_eq!(report.error().unwrap().kind(), &ErrorKind::QueueFull);
+        let items = report.items();
+        assert_eq!(
+            items.offered,
+            items.completed + items.dropped + items.failed
+        );
+    }
+}
+
+/// A first and only step that takes its time.
+fn see_values(ms: u64) -> Step {
+    Step::of::<Load>(
+        "load",
+        LoadParams {
+            ms,
+            skip: 1,
+            ..LoadParams::default()
+        },
+    )
+}
+
+pub(crate) fn the_newest_or_the_oldest_is_dropped_where_that_is_the_policy() {
+    for policy in [Backpressure::DropNewest, Backpressure::DropOldest] {
+        let report = Pipeline::new()
+            .client(client(60))
+            .step(load().slots(2).backpressure(policy))
+            .step(see_with(slow(10)))
+            .run()
+            .unwrap();
+        let numbers = numbers(&report, "see");
+        let items = report.items();
+        assert_eq!(items.completed, numbers.len() as u64);
+        assert_eq!((items.completed + items.dropped, items.failed), (60, 0));
+        assert!(items.dropped > 0, "{policy:?}");
+        let has_last = numbers.last() == Some(&59);
+        if policy == Backpressure::DropOldest {
+            assert!(has_last, "the newest stays: {numbers:?}");
+        } else {
+            assert_eq!(numbers[0], 0, "the oldest stays");
+        }
+    }
+    // What is lost is offered anew, until the target is reached.
+    let report = Pipeline::new()
+        .client(
+            Client::new(0..)
+                .count(20)
+                .queue_size(1)
+                .backpressure(Backpressure::DropNewest),
+        )
+        .step(see_values(2))
+        .run()
+        .unwrap();
+    let items = report.items();
+    assert_eq!(report.termination(), Termination::TargetReached);
+    assert!(items.completed >= 20 && items.dropped > 0, "{items:?}");
+}
+
+pub(crate) fn a_stage_that_loans_more_than_there_is_is_told() {
+    allow_leaks(8);
+    let params = SeeParams {
+        keep: 2,
+        ..SeeParams::default()
+    };
+    let report = Pipeline::new()
+        .client(client(10))
+        .step(load())
+        .step(Step::of::<Copy>("copy", params).slots(2))
+        .step(see())
+        .start()
+        .unwrap()
+        .wait();
+    let text = report.error().unwrap().to_string();
+    assert_eq!(report.termination(), Termination::Deadlock, "{text}");
+    assert!(
+        text.contains("copy") && text.contains("all 2 slots"),
+        "{text}"
+    );
+}
+
+pub(crate) fn a_stage_that_keeps_more_than_there_is_is_told() {
+    allow_leaks(8);
+    let params = SeeParams {
+        keep: 4,
+        ..SeeParams::default()
+    };
+    let report = Pipeline::new()
+        .client(client(50))
+        .step(load().slots(4))
+        .step(see_with(params.clone()))
+        .start()
+        .unwrap()
+        .wait();
+    let text = report.error().unwrap().to_string();
+    assert_eq!(report.termination(), Termination::Deadlock, "{text}");
+    for part in [
+        "\"see\"",
+        "slots 0, 1, 2, 3 of the 4",
+        "\"load\"",
+        "num_shared_tensors",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // One more is enough.
+    let report = Pipeline::new()
+        .client(client(50))
+        .step(load().slots(5))
+        .step(see_with(params))
+        .run()
+        .unwrap();
+    assert!(numbers(&report, "see").into_iter().eq(0..50));
+}
+
+pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
+    allow_leaks(8);
+    for (does, told) in [
+        ("err", "this one is bad"),
+        ("panic", "this one is worse"),
+        ("die", "SIGKILL"),
+    ] {
+        for (copy, see, name) in [
+            (at(7, does), SeeParams::default(), "copy"),
+            (SeeParams::default(), at(7, does), "see"),
+        ] {
+            let report = Pipeline::new()
+                .client(Client::new(0_u64..))
+                .step(load().slots(2))
+                .step(Step::of::<Copy>("copy", copy).slots(2))
+                .step(see_with(see))
+                .start()
+                .unwrap()
+                .wait();
+            let text = report.error().unwrap().to_string();
+            assert_eq!(report.termination(), Termination::Failed, "{text}");
+            assert!(
+                text.contains(told) && text.contains(name),
+                "{does}, {name}: {text}"
+            );
+            let items = report.items();
+            assert!(items.failed > 0);
+            assert_eq!(
+                items.offered,
+                items.completed + items.dropped + items.failed
+            );
+        }
+    }
+}
+
+fn replaced(does: &str, unfinished: Unfinished) -> (Vec<u64>, tensormp::pipeline::Report) {
+    let report = Pipeline::new()
+        .client(client(80))
+        .step(load().slots(2).replicas(2))
+        .step(
+            Step::of::<Copy>("copy", at(40, does))
+                .replicas(2)
+                .slots(2)
+                .restart(2, unfinished),
+        )
+        .step(see())
+        .run()
+        .unwrap();
+    (numbers(&report, "see"), report)
+}
+
+pub(crate) fn a_process_is_replaced_and_its_item_delivered_again() {
+    allow_leaks(8);
+    for does in ["err", "panic", "die"] {
+        let (numbers, report) = replaced(does, Unfinished::Redeliver);
+        assert!(numbers.iter().copied().eq(0..80), "{does}: {numbers:?}");
+        let items = report.items();
+        assert_eq!(
+            (items.completed, items.redelivered, items.failed),
+            (80, 1, 0),
+            "{does}"
+        );
+        let restarts = report.processes().iter().map(|process| process.restarts());
+        assert_eq!(restarts.sum::<u32>(), 1);
+    }
+}
+
+pub(crate) fn a_process_is_replaced_and_its_item_reported() {
+    allow_leaks(8);
+    let (numbers, report) = replaced("die", Unfinished::Report);
+    assert!(
+        numbers
+            .iter()
+            .copied()
+            .eq((0..80).filter(|&number| number != 40)),
+        "{numbers:?}"
+    );
+    let items = report.items();
+    assert_eq!(
+        (items.completed, items.redelivered, items.failed),
+        (79, 0, 1)
+    );
+}
+
+pub(crate) fn a_crash_loop_ends_the_run() {
+    allow_leaks(8);
+    let params = SeeParams {
+        does: "loop".to_owned(),
+        ..at(5, "")
+    };
+    let report = Pipeline::new()
+        .client(client(20))
+        .step(load())
+        .step(Step::of::<Crash>("crash", params).restart(3, Unfinished::Redeliver))
+        .start()
+        .unwrap()
+        .wait();
+    let text = report.error().unwrap().to_string();
+    assert_eq!(report.termination(), Termination::Failed);
+    assert!(text.contains("crash") && text.contains("again"), "{text}");
+    assert_eq!(report.processes()[1].restarts(), 3);
+}
+
+pub(crate) fn a_stage_that_hangs_ends_the_run_or_is_replaced() {
+    allow_leaks(8);
+    let limit = Duration::from_millis(700);
+    let hangs = |restarts| {
+        Pipeline::new()
+            .client(client(20))
+            .step(load())
+            .step(
+                see_with(at(7, "hang"))
+                    .limit(limit)
+                    .restart(restarts, Unfinished::Redeliver),
+            )
+            .grace(Duration::from_millis(100))
+            .start()
+            .unwrap()
+            .wait()
+    };
+    let report = hangs(0);
+    let text = report.error().unwrap().to_string();
+    assert_eq!(report.termination(), Termination::TimedOut, "{text}");
+    assert!(
+        text.contains("\"see\"") && text.contains("item 7"),
+        "{text}"
+    );
+    let report = hangs(1);
+    assert!(report.error().is_none(), "{report:?}");
+    assert_eq!(
+        (report.items().completed, report.items().redelivered),
+        (20, 1)
+    );
+}
+
+pub(crate) fn a_run_that_takes_too_long_or_is_stopped_says_so() {
+    allow_leaks(8);
+    let endless = || {
+        Pipeline::new()
+            .client(Client::new(0_u64..))
+            .step(load())
+            .step(see_with(slow(1)))
+    };
+    let report = endless()
+        .timeout(Duration::from_millis(500))
+        .start()
+        .unwrap()
+        .wait();
+    assert_eq!(report.termination(), Termination::TimedOut);
+    let running = endless().start().unwrap();
+    assert_eq!(running.pids().len(), 2);
+    let stopper = running.stopper();
+    let stops = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        stopper.terminate();
+    });
+    let report = running.wait();
+    stops.join().unwrap();
+    assert_eq!(report.termination(), Termination::Interrupted);
+    assert_eq!(report.error().unwrap().kind(), &ErrorKind::Interrupted);
+    drop::<Running>(endless().start().unwrap());
+}
+
+pub(crate) fn a_step_that_has_had_enough_ends_those_before_it() {
+    let params = SeeParams {
+        enough: Some(10),
+        ..SeeParams::default()
+    };
+    let report = Pipeline::new()
+        .client(Client::new(0_u64..))
+        .step(load().slots(2))
+        .step(Step::of::<Copy>("copy", SeeParams::default()).slots(2))
+        .step(see_with(params))
+        .run()
+        .unwrap();
+    assert_eq!(report.termination(), Termination::InputEnded);
+    assert!(numbers(&report, "see").into_iter().eq(0..10));
+    let items = report.items();
+    assert_eq!((items.completed, items.failed), (10, 0));
+    assert_eq!(items.offered, items.completed + items.dropped);
+}
