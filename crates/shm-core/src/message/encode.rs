@@ -251,7 +251,7 @@ pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
 /// # Errors
 /// `Decode` when the type does not read what was written.
 pub fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    decode_with(Entries::default(), bytes)
+    decode_with(&mut Entries::default(), bytes)
 }
 
 /// Checks that exclusive handles are really gone, and lays the message out.
@@ -351,7 +351,7 @@ impl Outgoing {
         if self.payload[0] as u8 == FORM_SPILLED {
             pins.next();
         }
-        let taken = entries
+        let mut taken = entries
             .into_iter()
             .zip(pins)
             .map(|(entry, pin)| {
@@ -362,7 +362,7 @@ impl Outgoing {
                 })
             })
             .collect();
-        decode_with(taken, &view.body)
+        decode_with(&mut taken, &view.body)
     }
 
     /// One more message like this one, holding references of its own.
@@ -450,13 +450,15 @@ struct View {
 
 impl View {
     fn parse(message: &Outgoing) -> Result<Self> {
-        let (entries, body) = match message.pins.first() {
+        let (mut entries, mut body) = (SmallVec::new(), Body::new());
+        match message.pins.first() {
             Some(pin) if pin.what == What::Spill => {
                 let storage = Storage::over(pin.held.clone())?;
-                parse_spilled(&storage.read_bytes(0, storage.len()))?
+                let bytes = storage.read_bytes(0, storage.len());
+                parse_spilled(&bytes, &mut entries, &mut body)?;
             }
-            _ => parse_inline(&bytes_of(&message.payload))?,
-        };
+            _ => parse_inline(&bytes_of(&message.payload), &mut entries, &mut body)?,
+        }
         Ok(Self { entries, body })
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::decode::{Arrived, DECODING, DecodeScope};
+use super::decode::{Arrived, DECODING, DecodeScope, in_scope};
 use super::encode::{ENCODING, Pin};
 use super::parse::{What, malformed};
 use crate::error::{Error, ErrorKind, Result};
@@ -59,14 +59,14 @@ fn deserialize_handle<'de, D: Deserializer<'de>>(
     wanted: &[What],
 ) -> Result<Arrived, D::Error> {
     // Asked first, so that JSON or a file gets the sentence and not "expected a number".
-    let inside = DECODING.with_borrow(Option::is_some);
+    let inside = DECODING.with_borrow_mut(|slot| in_scope(slot).is_some());
     if !inside {
         return Err(serde::de::Error::custom(OUTSIDE));
     }
     let index = u32::deserialize(deserializer)?;
     DECODING
         .with_borrow_mut(|scope| {
-            let scope = scope.as_mut().ok_or_else(|| OUTSIDE.to_owned())?;
+            let scope = in_scope(scope).ok_or_else(|| OUTSIDE.to_owned())?;
             let fail = |scope: &mut DecodeScope, error: Error| {
                 let text = error.to_string();
                 scope.error = Some(Box::new(error));
@@ -128,7 +128,7 @@ pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
 pub fn refuse<E: serde::de::Error>(error: Error) -> E {
     let text = error.to_string();
     DECODING.with_borrow_mut(|scope| {
-        if let Some(scope) = scope {
+        if let Some(scope) = in_scope(scope) {
             scope.error = Some(Box::new(error));
         }
     });
