@@ -4,13 +4,15 @@
 //! the lease as the owner of each reference, and the reaper can tell which. While a cell is CLAIMED the lease owns
 //! it, from READY until the release the cell does.
 
+mod drain;
+
 use crate::cells::{Claim, Owner, Take};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
 use crate::lease::{Kind, Ticket};
 use crate::line;
-use crate::message::{Arrived, Entry, FEW, Incoming, Outgoing, Pin, What, parse, parse_into};
+use crate::message::{Arrived, Entry, FEW, Incoming, Outgoing, Pin, What, parse_into};
 use crate::object::{Array, Object};
 
 /// What a put came to. The message is still the caller's unless it is `Done`.
@@ -179,11 +181,14 @@ impl Departure {
     /// The message owns everything now: the entries become FREE, and moved handles are forgotten.
     #[inline]
     fn done(self, object: &Object, message: &mut Outgoing) {
+        if self.leases.is_empty() {
+            return;
+        }
         let leases = object.arena().leases();
         for &(lease, _) in &self.leases {
             leases.clear(object.arena().segment(), lease);
         }
-        for (pin, (lease, moves)) in message.pins.take().into_iter().zip(self.leases) {
+        for (pin, (lease, moves)) in message.pins.0.drain(..).zip(self.leases) {
             if moves {
                 pin.held.disarm();
             } else {
@@ -469,63 +474,6 @@ impl Object {
                 extra: entry.extra,
             }));
         }
-    }
-
-    /// Takes every message out of array `index` and releases what it holds. For the last holder of an object.
-    pub(crate) fn drain(&self, index: usize) {
-        let mut seen = 0;
-        // Damaged cells and garbage messages end or shorten the loop; each round frees one cell.
-        let rounds = match self.array(index) {
-            Array::Cells { capacity } | Array::Lane { capacity } => 2 * u64::from(capacity),
-            Array::None | Array::Slots { .. } | Array::Permits { .. } => return,
-        };
-        for _ in 0..rounds {
-            match self.try_get(index, &mut seen) {
-                Ok(Get::Message(message, _)) => drop(message),
-                Ok(_) => break,
-                Err(error) if error.is_shortage() => {
-                    if !self.drain_one_unrecorded(index, &mut seen) {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "a message of a dropped queue could not be released");
-                }
-            }
-        }
-    }
-
-    /// Takes one message and releases what it holds without entries of our own, for which there is no room. A kill in
-    /// between leaks what it held.
-    fn drain_one_unrecorded(&self, index: usize, seen: &mut u64) -> bool {
-        let payload = if let Ok(cells) = self.cells(index) {
-            let Take::At { pos, .. } = cells.take(self.arena().me(), seen) else {
-                return false;
-            };
-            let payload = cells.read(pos);
-            let _ = cells.release(pos);
-            payload
-        } else if let Ok(lane) = self.lane(index) {
-            let pos = lane.head();
-            if !lane.is_ready(pos) {
-                return false;
-            }
-            let payload = lane.read(pos);
-            lane.release(pos);
-            payload
-        } else {
-            return false;
-        };
-        if let Ok(mut parsed) = parse(self.arena(), &payload) {
-            // Ends and slots before the objects they lie in.
-            parsed
-                .entries
-                .sort_by_key(|entry| !entry.what.is_in_object());
-            for entry in parsed.entries {
-                held::release_unrecorded(self.arena(), entry.line, entry.generation);
-            }
-        }
-        true
     }
 }
 

@@ -133,7 +133,9 @@ impl DecodeGuard {
             let scope = slot.get_or_insert_with(DecodeScope::default);
             let outer = scope.active.then(|| Box::new(std::mem::take(scope)));
             scope.active = true;
-            scope.entries.0.extend(entries.0.drain(..));
+            if !entries.0.is_empty() {
+                scope.entries.0.extend(entries.0.drain(..));
+            }
             Self { outer, over: false }
         })
     }

@@ -67,8 +67,11 @@ impl std::ops::Deref for Pins {
 }
 
 impl Drop for Pins {
+    #[inline]
     fn drop(&mut self) {
-        self.0.retain(|pin| !pin.what.is_in_object());
+        if !self.0.is_empty() {
+            self.0.retain(|pin| !pin.what.is_in_object());
+        }
     }
 }
 
@@ -80,12 +83,37 @@ pub struct Outgoing {
     pub(crate) pins: Pins,
 }
 
+/// What the `Serialize` of handles adds to. It stays in its place from message to message: moving it costs more than
+/// writing most messages.
+#[derive(Default)]
 pub(super) struct EncodeScope {
-    pub(super) arena: Arena,
+    /// Whether a message is being written.
+    active: bool,
+    /// Which arena it is for: [`identity`], since whoever writes it has the arena meanwhile.
+    pub(super) arena: usize,
     pub(super) table: Vec<u8>,
     pub(super) pins: Pins,
-    /// Boxed: the scope moves with each message, an error hardly ever comes.
+    /// Boxed: the scope moves where one message is written while another is, an error hardly ever comes.
     pub(super) error: Option<Box<Error>>,
+}
+
+/// The scope of the message that this thread writes, if it writes one.
+pub(super) fn in_scope(slot: &mut Option<EncodeScope>) -> Option<&mut EncodeScope> {
+    slot.as_mut().filter(|scope| scope.active)
+}
+
+/// A number that no other participation of this process in an arena has while this one lasts.
+#[inline]
+pub(super) fn identity(arena: &Arena) -> usize {
+    std::sync::Arc::as_ptr(&arena.0).addr()
+}
+
+/// What a scope has collected.
+#[derive(Default)]
+struct Collected {
+    table: Vec<u8>,
+    pins: Pins,
+    error: Option<Box<Error>>,
 }
 
 thread_local! {
@@ -94,39 +122,69 @@ thread_local! {
     static BUFFERS: Cell<(Vec<u8>, Vec<u8>)> = const { Cell::new((Vec::new(), Vec::new())) };
 }
 
-/// Puts a scope in place for as long as it lives, and the one before back, also when serde code panics.
-struct EncodeGuard(Option<Box<EncodeScope>>);
+/// Opens the scope for as long as it lives, or closes it, and puts the one before back, also when serde code panics.
+struct EncodeGuard {
+    outer: Option<Box<EncodeScope>>,
+    over: bool,
+}
 
 impl EncodeGuard {
+    #[inline]
     fn enter(arena: &Arena, table: Vec<u8>) -> Self {
         ENCODING.with_borrow_mut(|slot| {
-            let outer = if slot.is_some() {
-                slot.take().map(Box::new)
-            } else {
-                None
-            };
-            *slot = Some(EncodeScope {
-                arena: arena.clone(),
-                table,
-                pins: Pins::default(),
-                error: None,
-            });
-            Self(outer)
+            let scope = slot.get_or_insert_with(EncodeScope::default);
+            let outer = scope.active.then(|| Box::new(std::mem::take(scope)));
+            scope.active = true;
+            scope.arena = identity(arena);
+            scope.table = table;
+            Self { outer, over: false }
         })
     }
 
-    fn leave(self) -> Option<EncodeScope> {
-        ENCODING.take()
-        // `self` is dropped here and puts the outer scope back.
+    /// As if nothing was being written, for as long as it lives.
+    fn outside() -> Self {
+        ENCODING.with_borrow_mut(|slot| Self {
+            outer: in_scope(slot).map(|scope| Box::new(std::mem::take(scope))),
+            over: false,
+        })
+    }
+
+    /// Closes the scope.
+    #[inline]
+    fn leave(mut self) -> Collected {
+        self.end()
+    }
+
+    #[inline]
+    fn end(&mut self) -> Collected {
+        self.over = true;
+        ENCODING.with_borrow_mut(|slot| {
+            let Some(scope) = slot else {
+                return Collected::default();
+            };
+            let collected = Collected {
+                table: std::mem::take(&mut scope.table),
+                pins: if scope.pins.is_empty() {
+                    Pins::default()
+                } else {
+                    std::mem::take(&mut scope.pins)
+                },
+                error: scope.error.take(),
+            };
+            scope.active = false;
+            if let Some(outer) = self.outer.take() {
+                *scope = *outer;
+            }
+            collected
+        })
     }
 }
 
 impl Drop for EncodeGuard {
+    #[inline]
     fn drop(&mut self) {
-        let outer = self.0.take();
-        // Nearly always there is nothing to put back and nothing left.
-        if outer.is_some() || ENCODING.with_borrow(Option::is_some) {
-            drop(ENCODING.replace(outer.map(|scope| *scope)));
+        if !self.over {
+            drop(self.end());
         }
     }
 }
@@ -203,9 +261,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
     body.clear();
     let guard = EncodeGuard::enter(arena, table);
     let outcome = postcard::serialize_with_flavor(&Whole(&value), Append(body));
-    let Some(scope) = guard.leave() else {
-        unreachable!("the guard put a scope in place");
-    };
+    let scope = guard.leave();
     let body = match (outcome, scope.error) {
         (Ok(body), None) => body,
         (_, Some(error)) => {
@@ -241,8 +297,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
 /// [`encode`] sends it, or tells why not. Needs no arena.
 pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
     // Outside of a scope, what is of an arena refuses to be written.
-    let outer = ENCODING.take().map(Box::new);
-    let _guard = EncodeGuard(outer);
+    let _guard = EncodeGuard::outside();
     postcard::serialize_with_flavor(&Whole(value), Append(Vec::new())).ok()
 }
 

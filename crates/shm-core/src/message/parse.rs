@@ -329,6 +329,7 @@ fn check(arena: &Arena, entry: &Entry) -> Result<()> {
     Ok(())
 }
 
+#[inline]
 pub(super) fn bytes_of(words: &[u64; PAYLOAD_WORDS]) -> [u8; PAYLOAD_WORDS * 8] {
     let mut bytes = [0; PAYLOAD_WORDS * 8];
     for (word, chunk) in words.iter().zip(bytes.chunks_exact_mut(8)) {
@@ -337,6 +338,7 @@ pub(super) fn bytes_of(words: &[u64; PAYLOAD_WORDS]) -> [u8; PAYLOAD_WORDS * 8] 
     bytes
 }
 
+#[inline]
 pub(super) fn words_of(bytes: &[u8; PAYLOAD_WORDS * 8]) -> [u64; PAYLOAD_WORDS] {
     let mut words = [0; PAYLOAD_WORDS];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
