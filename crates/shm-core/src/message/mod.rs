@@ -9,6 +9,7 @@
 mod decode;
 mod encode;
 mod parse;
+mod scope;
 mod serde;
 mod strict;
 

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::decode::{Arrived, DECODING, DecodeScope, in_scope};
-use super::encode::{self, ENCODING, Pin};
+use super::encode::Pin;
 use super::parse::{What, malformed};
+use super::scope::{self, ENCODING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 use crate::line::Mode;
@@ -22,9 +23,9 @@ fn serialize_handle<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     let index = ENCODING.with_borrow_mut(|scope| {
-        let Some(scope) = encode::in_scope(scope) else { return Err(OUTSIDE.to_owned()) };
+        let Some(scope) = scope::in_scope(scope) else { return Err(OUTSIDE.to_owned()) };
         // Not only of the same arena but of this one participation in it: entries are numbers in its lease table.
-        if encode::identity(held.arena()) != scope.arena {
+        if scope::identity(held.arena()) != scope.arena {
             let error = Error::new(
                 ErrorKind::ForeignArena,
                 "the value holds a tensor (or queue) of another arena than the queue it is put into (or of another handle by which this process \

@@ -8,7 +8,7 @@ use serde::ser::{
     SerializeTupleStruct, SerializeTupleVariant, Serializer,
 };
 
-use super::encode::{ENCODING, in_scope};
+use super::scope::{ENCODING, in_scope};
 use crate::error::{Error, ErrorKind};
 
 /// A value that is to be serialized strictly, all the way down.
