@@ -12,7 +12,7 @@ use shm_core::cells::Owner;
 use shm_core::message::{self, Incoming, Outgoing};
 use shm_core::object::{Array, Object, ObjectKind};
 use shm_core::slots::Taken;
-use shm_core::transfer::{Get, Put};
+use shm_core::transfer::{Found, Get, Put};
 
 use crate::counters;
 use crate::error::{Error, ErrorKind, PutError, Result};
@@ -404,6 +404,18 @@ impl From<Get> for Got<Incoming> {
             Get::Empty => Self::NotNow(None),
             Get::Pending(owner) => Self::NotNow(Some(owner)),
             Get::Drained => Self::Drained,
+        }
+    }
+}
+
+impl From<Found> for Got<()> {
+    #[inline]
+    fn from(found: Found) -> Self {
+        match found {
+            Found::Message(position) => Self::Message((), position),
+            Found::Empty => Self::NotNow(None),
+            Found::Pending(owner) => Self::NotNow(Some(owner)),
+            Found::Drained => Self::Drained,
         }
     }
 }

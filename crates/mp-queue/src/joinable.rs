@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use shm_core::arena::Arena;
+use shm_core::message::Incoming;
 use shm_core::object::{Array, Object};
 
 use crate::channel::NOT_FULL;
@@ -225,8 +226,9 @@ impl<T: Serialize + DeserializeOwned> JoinableQueue<T> {
     }
 
     fn get_until(&self, deadline: Deadline) -> Result<T> {
-        let task = self.0.receiver().take_until(deadline)?;
-        task.decode().or_else(|error| {
+        let mut task = Incoming::default();
+        self.0.receiver().take_into(deadline, &mut task)?;
+        task.take().or_else(|error| {
             // Whoever put it is not to wait for what nobody can read.
             self.task_done()?;
             Err(error.into())

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
+use shm_core::message::Incoming;
 use shm_core::object::{Array, LaneEnd, Object, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
@@ -110,10 +111,11 @@ impl<T: Serialize + DeserializeOwned> LaneSender<T> {
 impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
     fn get_until(&mut self, deadline: Deadline) -> Result<T> {
         let end = &mut self.end;
-        let message = self
-            .channel
-            .get_with(deadline, || Ok(end.try_get()?.into()))?;
-        Ok(message.decode()?)
+        // In its place from the first to the last: moving a message costs more than reading most.
+        let mut message = Incoming::default();
+        self.channel
+            .get_with(deadline, || Ok(end.try_get_into(&mut message)?.into()))?;
+        Ok(message.take()?)
     }
 
     /// As [`Receiver::get`](crate::Receiver::get).

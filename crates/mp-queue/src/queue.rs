@@ -262,18 +262,21 @@ pub struct Receiver<T> {
 
 impl<T: Serialize + DeserializeOwned> Receiver<T> {
     fn get_until(&self, deadline: Deadline) -> Result<T> {
-        Ok(self.take_until(deadline)?.decode()?)
+        // In its place from the first to the last: moving a message costs more than reading most.
+        let mut message = Incoming::default();
+        self.take_into(deadline, &mut message)?;
+        Ok(message.take()?)
     }
 
     /// A message as it came, not decoded.
     #[inline]
-    pub(crate) fn take_until(&self, deadline: Deadline) -> Result<Incoming> {
+    pub(crate) fn take_into(&self, deadline: Deadline, message: &mut Incoming) -> Result<()> {
         let mut seen = self.seen_orphans.load(Ordering::Relaxed);
-        let message = self
-            .channel
-            .get_with(deadline, || Ok(self.end.try_get(&mut seen)?.into()));
+        let taken = self.channel.get_with(deadline, || {
+            Ok(self.end.try_get_into(&mut seen, message)?.into())
+        });
         self.seen_orphans.store(seen, Ordering::Relaxed);
-        message
+        taken
     }
 
     /// Takes the next message, waiting for one.

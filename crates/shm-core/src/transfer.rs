@@ -4,13 +4,15 @@
 //! the lease as the owner of each reference, and the reaper can tell which. While a cell is CLAIMED the lease owns
 //! it, from READY until the release the cell does.
 
+mod drain;
+
 use crate::cells::{Claim, Owner, Take};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
 use crate::lease::{Kind, Ticket};
 use crate::line;
-use crate::message::{Arrived, Entries, FEW, Incoming, Outgoing, Parsed, Pin, What, parse};
+use crate::message::{Arrived, Entry, FEW, Incoming, Outgoing, Pin, What, parse_into};
 use crate::object::{Array, Object};
 
 /// What a put came to. The message is still the caller's unless it is `Done`.
@@ -45,6 +47,32 @@ pub enum Get {
     Drained,
 }
 
+/// What a get into a message of the caller's came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Found {
+    /// A message, which is there now; its position.
+    Message(u64),
+    /// There is none.
+    Empty,
+    /// The next one is in the hands of this participant; as good as empty.
+    Pending(Owner),
+    /// Closed, and nothing is left.
+    Drained,
+}
+
+impl Found {
+    /// The same with the message, if there is one.
+    pub(crate) fn with(self, message: Incoming) -> Get {
+        match self {
+            Self::Message(pos) => Get::Message(message, pos),
+            Self::Empty => Get::Empty,
+            Self::Pending(owner) => Get::Pending(owner),
+            Self::Drained => Get::Drained,
+        }
+    }
+}
+
 #[cold]
 pub(crate) fn damaged() -> Error {
     Error::new(
@@ -52,6 +80,9 @@ pub(crate) fn damaged() -> Error {
         "the cells of a queue contradict each other; a participant wrote where it must not",
     )
 }
+
+/// What a message refers to, as it says.
+type Named = smallvec::SmallVec<[Entry; FEW]>;
 
 /// Lease entries for a message's references, made ready before anything is claimed.
 struct Departure {
@@ -158,12 +189,15 @@ impl Departure {
     /// The message owns everything now: the entries become FREE, and moved handles are forgotten.
     #[inline]
     fn done(self, object: &Object, message: &mut Outgoing) {
+        if self.leases.is_empty() {
+            return;
+        }
         let leases = object.arena().leases();
         for &(lease, _) in &self.leases {
             leases.clear(object.arena().segment(), lease);
         }
         message.spend();
-        for (pin, (lease, moves)) in message.pins.take().into_iter().zip(self.leases) {
+        for (pin, (lease, moves)) in message.pins.0.drain(..).zip(self.leases) {
             if moves {
                 pin.held.disarm();
             } else {
@@ -257,40 +291,69 @@ impl Object {
     /// Takes the next message out of array `index`. `seen_orphans` is the consumer's own, 0 at first.
     ///
     /// A lane must not be taken from by two threads or processes at once: only who has its end calls this.
-    #[inline]
     pub(crate) fn try_get(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
+        let mut message = Incoming::default();
+        let found = self.try_get_into(index, seen_orphans, &mut message)?;
+        Ok(found.with(message))
+    }
+
+    /// As [`try_get`](Self::try_get), into `message`, which is emptied first and stays empty unless there is one.
+    #[inline]
+    pub(crate) fn try_get_into(
+        &self,
+        index: usize,
+        seen_orphans: &mut u64,
+        message: &mut Incoming,
+    ) -> Result<Found> {
         self.arena().check_not_forked("receiving a message")?;
-        match self.array(index) {
-            Array::Lane { .. } => self.get_lane(index),
-            _ => self.get_cell(index, seen_orphans),
+        if !message.entries.0.is_empty() {
+            *message = Incoming::default();
         }
+        message.body.clear();
+        let found = match self.array(index) {
+            Array::Lane { .. } => self.get_lane(index, message),
+            _ => self.get_cell(index, seen_orphans, message),
+        };
+        if !matches!(found, Ok(Found::Message(_))) {
+            message.body.clear();
+        }
+        found
     }
 
     #[inline]
-    fn get_cell(&self, index: usize, seen_orphans: &mut u64) -> Result<Get> {
+    fn get_cell(
+        &self,
+        index: usize,
+        seen_orphans: &mut u64,
+        message: &mut Incoming,
+    ) -> Result<Found> {
         let cells = self.cells(index)?;
         let pos = match cells.take(self.arena().me(), seen_orphans) {
             Take::At { pos, .. } => pos,
-            Take::Empty => return Ok(Get::Empty),
-            Take::Pending(owner) => return Ok(Get::Pending(owner)),
-            Take::Drained => return Ok(Get::Drained),
+            Take::Empty => return Ok(Found::Empty),
+            Take::Pending(owner) => return Ok(Found::Pending(owner)),
+            Take::Drained => return Ok(Found::Drained),
             Take::Damaged => return Err(damaged()),
         };
         crate::failpoint!("get.taken");
-        let parsed = match parse(self.arena(), &cells.read(pos)) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                let _ = cells.release(pos);
-                // The caller gets no message, so it will wake nobody for the cell that became free.
-                self.notify_all();
-                return Err(error);
-            }
-        };
+        let mut named = Named::new();
+        let parsed = parse_into(
+            self.arena(),
+            &cells.read(pos),
+            &mut named,
+            &mut message.body,
+        );
+        if let Err(error) = parsed {
+            let _ = cells.release(pos);
+            // The caller gets no message, so it will wake nobody for the cell that became free.
+            self.notify_all();
+            return Err(error);
+        }
         let ticket = Ticket {
             cell: cell_offset(&cells.0, pos),
             position: pos,
         };
-        let leases = match self.receive(&parsed, Kind::Recv, ticket) {
+        let leases = match self.receive(&named, Kind::Recv, ticket) {
             Ok(leases) => leases,
             Err(error) => {
                 cells.hand_back(pos);
@@ -313,7 +376,8 @@ impl Object {
         if wake == crate::cells::Wake::All {
             self.notify_all();
         }
-        Ok(Get::Message(self.arrive(parsed, leases), pos))
+        self.arrive(named, leases, message);
+        Ok(Found::Message(pos))
     }
 
     /// Counts a task in hand, in a queue that counts them: before its cell is free, so that the queue is never seen
@@ -340,43 +404,47 @@ impl Object {
     }
 
     #[inline]
-    fn get_lane(&self, index: usize) -> Result<Get> {
+    fn get_lane(&self, index: usize, message: &mut Incoming) -> Result<Found> {
         let lane = self.lane(index)?;
         let pos = lane.head();
         if !lane.is_ready(pos) {
             let drained = lane.is_closed() && lane.is_drained(pos);
-            return Ok(if drained { Get::Drained } else { Get::Empty });
+            return Ok(if drained {
+                Found::Drained
+            } else {
+                Found::Empty
+            });
         }
-        let parsed = match parse(self.arena(), &lane.read(pos)) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                lane.release(pos);
-                self.notify_all();
-                return Err(error);
-            }
-        };
+        let mut named = Named::new();
+        let parsed = parse_into(self.arena(), &lane.read(pos), &mut named, &mut message.body);
+        if let Err(error) = parsed {
+            lane.release(pos);
+            self.notify_all();
+            return Err(error);
+        }
         let ticket = Ticket {
             cell: cell_offset(&lane.0, pos),
             position: pos,
         };
-        let leases = self.receive(&parsed, Kind::RecvLane, ticket)?;
+        let leases = self.receive(&named, Kind::RecvLane, ticket)?;
         crate::failpoint!("lane.get.recorded");
         lane.release(pos);
         crate::failpoint!("lane.get.released");
-        Ok(Get::Message(self.arrive(parsed, leases), pos))
+        self.arrive(named, leases, message);
+        Ok(Found::Message(pos))
     }
 
     /// Records that the references of a message come in with the ticket's cell; they count once it is released.
     #[inline]
     fn receive(
         &self,
-        parsed: &Parsed,
+        named: &[Entry],
         kind: Kind,
         ticket: Ticket,
     ) -> Result<smallvec::SmallVec<[u32; FEW]>> {
         let arena = self.arena();
         let mut leases = smallvec::SmallVec::<[u32; FEW]>::new();
-        for entry in &parsed.entries {
+        for entry in named {
             match arena.leases().reserve(arena.segment()) {
                 Ok(lease) => {
                     arena.leases().record_ticket(
@@ -401,83 +469,20 @@ impl Object {
 
     /// The cell is released: the references are ours.
     #[inline]
-    fn arrive(&self, parsed: Parsed, leases: smallvec::SmallVec<[u32; FEW]>) -> Incoming {
+    fn arrive(&self, named: Named, leases: smallvec::SmallVec<[u32; FEW]>, message: &mut Incoming) {
+        if named.is_empty() {
+            return;
+        }
         let arena = self.arena();
-        let entries = parsed
-            .entries
-            .into_iter()
-            .zip(leases)
-            .map(|(entry, lease)| {
-                arena.leases().set(arena.segment(), lease, Kind::Held);
-                let held = Held::adopt(arena, lease, entry.line, entry.generation);
-                Some(Arrived {
-                    held,
-                    what: entry.what,
-                    extra: entry.extra,
-                })
-            })
-            .collect::<Entries>();
-        Incoming {
-            entries,
-            body: parsed.body,
+        for (entry, lease) in named.into_iter().zip(leases) {
+            arena.leases().set(arena.segment(), lease, Kind::Held);
+            let held = Held::adopt(arena, lease, entry.line, entry.generation);
+            message.entries.0.push(Some(Arrived {
+                held,
+                what: entry.what,
+                extra: entry.extra,
+            }));
         }
-    }
-
-    /// Takes every message out of array `index` and releases what it holds. For the last holder of an object.
-    pub(crate) fn drain(&self, index: usize) {
-        let mut seen = 0;
-        // Damaged cells and garbage messages end or shorten the loop; each round frees one cell.
-        let rounds = match self.array(index) {
-            Array::Cells { capacity } | Array::Lane { capacity } => 2 * u64::from(capacity),
-            Array::None | Array::Slots { .. } | Array::Permits { .. } => return,
-        };
-        for _ in 0..rounds {
-            match self.try_get(index, &mut seen) {
-                Ok(Get::Message(message, _)) => drop(message),
-                Ok(_) => break,
-                Err(error) if error.is_shortage() => {
-                    if !self.drain_one_unrecorded(index, &mut seen) {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "a message of a dropped queue could not be released");
-                }
-            }
-        }
-    }
-
-    /// Takes one message and releases what it holds without entries of our own, for which there is no room. A kill in
-    /// between leaks what it held.
-    fn drain_one_unrecorded(&self, index: usize, seen: &mut u64) -> bool {
-        let payload = if let Ok(cells) = self.cells(index) {
-            let Take::At { pos, .. } = cells.take(self.arena().me(), seen) else {
-                return false;
-            };
-            let payload = cells.read(pos);
-            let _ = cells.release(pos);
-            payload
-        } else if let Ok(lane) = self.lane(index) {
-            let pos = lane.head();
-            if !lane.is_ready(pos) {
-                return false;
-            }
-            let payload = lane.read(pos);
-            lane.release(pos);
-            payload
-        } else {
-            return false;
-        };
-        if let Ok(mut parsed) = parse(self.arena(), &payload) {
-            // Ends and slots before the objects they lie in.
-            parsed
-                .entries
-                .sort_by_key(|entry| !entry.what.is_in_object());
-            for entry in parsed.entries {
-                held::release_unrecorded(self.arena(), entry.line, entry.generation);
-            }
-        }
-        true
     }
 }
 

@@ -9,8 +9,10 @@ use super::filling::Filling;
 use super::floor::{CacheLine, FutexWake};
 use super::many::{Idle, Many};
 use super::memory::{FirstTouch, Memcpy};
-use super::payload::{LARGE, SIZES};
+use super::payload::{HANDLE, LARGE, SIZES};
+use super::peer::Carried;
 use super::pool::{Pooled, PythonCall, RoundTrip, Work};
+use super::python::PythonQueue;
 use super::queue::{Kind, Queued};
 use super::ring::{Ring, Waiting};
 use super::start::{Peer, Start, Way};
@@ -178,6 +180,39 @@ fn queue() -> Vec<Case> {
         subject: Box::new(Idle),
         floor: None,
     });
+    cases.extend(peers());
+    cases
+}
+
+/// Messages by other crates, in each way of waiting that they have.
+fn peers() -> Vec<Case> {
+    let [small, _, _] = SIZES;
+    let mut cases = Vec::new();
+    for (program, name) in [
+        ("iceoryx2", "iceoryx2"),
+        ("ipc-channel", "ipc-channel"),
+        ("ringfire", "ringfire"),
+        ("pipe", "pipe postcard"),
+    ] {
+        let carried = |parked, size| Carried {
+            program,
+            name,
+            parked,
+            size,
+        };
+        for size in [HANDLE, small, LARGE] {
+            if program != "pipe" {
+                cases.push(Case::busy(carried(false, size)));
+            }
+            // What ringfire has for large messages has no way to sleep.
+            if program != "ringfire" || size.bytes < LARGE.bytes {
+                cases.push(Case::parked(carried(true, size)));
+            }
+        }
+    }
+    for torch in [false, true] {
+        cases.extend([HANDLE, small, LARGE].map(|size| Case::parked(PythonQueue { torch, size })));
+    }
     cases
 }
 
@@ -270,6 +305,12 @@ mod tests {
             "1:1 busy 12MB",
             "1:1 parked handle",
             "4:4 busy 4KiB",
+            "iceoryx2 1:1 busy 12MB",
+            "ipc-channel 1:1 4KiB",
+            "ringfire 1:1 busy 64B",
+            "pipe postcard 1:1 12MB",
+            "python queue 1:1 4KiB",
+            "torch queue 1:1 12MB",
             "recycled 12MB",
             "fresh 12MB",
             "alloc 4KiB at 1",

@@ -1,10 +1,10 @@
 //! Measure hand-overs between two real processes, against the floor of this machine.
 //!
 //! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
-//! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue), `memory` (making, filling, cloning,
-//! sending and dropping tensors, and joining an arena), `pool` (tasks of a pool, against the round trip of a queue) and `spawn`
-//! (starting a process, by each method and by another crate, against running this program again). Floor and subject alternate
-//! in short batches, and a ratio is the median
+//! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue, and messages by other crates),
+//! `memory` (making, filling, cloning, sending and dropping tensors, and joining an arena), `pool` (tasks of a pool, against
+//! the round trip of a queue) and `spawn` (starting a process, by each method and by another crate, against running this
+//! program again). Floor and subject alternate in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
 mod arena;
@@ -24,7 +24,9 @@ mod mapping;
 mod memory;
 mod pair;
 mod payload;
+mod peer;
 mod pool;
+mod python;
 mod queue;
 mod report;
 mod ring;
@@ -62,7 +64,7 @@ pub(crate) struct Args {
     /// Keep the run, with notes on the machine, as docs/runs/NAME.jsonl and docs/runs/NAME.md.
     #[arg(long, value_name = "NAME")]
     save: Option<String>,
-    /// A Python whose own pool is measured as well.
+    /// A Python whose own pool and queues are measured as well.
     #[arg(long, value_name = "PATH")]
     python: Option<std::path::PathBuf>,
     /// Measure with this build of xtask even if it isn't optimised: for testing the benchmark itself.
@@ -79,7 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => machine::choose_pins()?,
     };
     if let Some(path) = &args.python {
-        pool::use_python(path.clone());
+        python::use_python(path.clone());
     }
     let suites = if args.suites.is_empty() {
         Suite::all()

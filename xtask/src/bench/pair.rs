@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::control::{self, Answer, Order};
 use super::machine::Pins;
-use super::pool;
+use super::python;
 use super::subject::Subject;
 use crate::Result;
 
@@ -119,7 +119,7 @@ impl Process {
             .args(["--side", &name(side).to_lowercase()])
             .args(["--cpu", &cpu.to_string()])
             .args(["--parent", &std::process::id().to_string()])
-            .envs(pool::environment())
+            .envs(python::environment())
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .spawn()

@@ -12,6 +12,11 @@ pub(crate) struct Size {
     pub(crate) bytes: usize,
 }
 
+/// A handle, and what is said beside it.
+pub(crate) const HANDLE: Size = Size {
+    name: "64B",
+    bytes: 64,
+};
 pub(crate) const LARGE: Size = Size {
     name: "12MB",
     bytes: 12_042_240,

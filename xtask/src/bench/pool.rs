@@ -2,18 +2,13 @@
 //!
 //! The floor is the round trip of a message of the same size through two queues, between the two sides.
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
-
 use mp_queue::{Pool, Queue, Receiver, Sender, WaitPolicy};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use shm_core::Arena;
 
 use super::floor::ROUND_TRIPS;
 use super::subject::{Connection, End, Link, Side, Subject};
-use super::{arena, clock, machine};
+use super::{arena, clock, machine, python};
 use crate::Result;
 
 /// What goes there and back.
@@ -221,21 +216,6 @@ fn pin_beside() {
     }
 }
 
-/// The environment variable by which the two processes know the Python to measure.
-const PYTHON: &str = "TENSORMP_BENCH_PYTHON";
-
-static GIVEN: OnceLock<PathBuf> = OnceLock::new();
-
-/// The Python to measure, as the command line has it.
-pub(crate) fn use_python(path: PathBuf) {
-    let _ = GIVEN.set(path);
-}
-
-/// What the two processes need in their environment.
-pub(crate) fn environment() -> Option<(&'static str, &'static Path)> {
-    GIVEN.get().map(|path| (PYTHON, path.as_path()))
-}
-
 /// Calls of Python's own pool, one after the other, one worker.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct PythonCall;
@@ -271,10 +251,7 @@ impl Subject for PythonCall {
     }
 
     fn prepare(&self) -> std::result::Result<(), String> {
-        match GIVEN.get() {
-            Some(_) => Ok(()),
-            None => Err("give a Python with `--python PATH`".to_owned()),
-        }
+        python::given().map(drop)
     }
 
     fn connect(&self) -> Result<Connection> {
@@ -286,40 +263,6 @@ impl Subject for PythonCall {
             return Ok(Box::new(Idle));
         }
         unpin();
-        let path = std::env::var_os(PYTHON).ok_or("no Python was given")?;
-        let mut python = Command::new(path)
-            .args(["-c", SCRIPT])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let (orders, answers) = (python.stdin.take(), python.stdout.take());
-        Ok(Box::new(Python {
-            orders: orders.ok_or("Python has no stdin")?,
-            answers: BufReader::new(answers.ok_or("Python has no stdout")?),
-            _python: python,
-        }))
-    }
-}
-
-/// It ends when its stdin does.
-struct Python {
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-    _python: Child,
-}
-
-impl End for Python {
-    fn run(&mut self, samples: usize) -> Result<Vec<u64>> {
-        writeln!(self.orders, "{samples}")?;
-        let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        let times = line
-            .split_whitespace()
-            .map(str::parse)
-            .collect::<std::result::Result<Vec<u64>, _>>()?;
-        if times.len() != samples {
-            return Err(format!("Python gave {} of {samples} times", times.len()).into());
-        }
-        Ok(times)
+        python::start(SCRIPT, &[])
     }
 }

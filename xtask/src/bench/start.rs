@@ -3,16 +3,15 @@
 //! Side A starts them, side B has nothing to do. The floor is this same program run again with nothing done in it,
 //! ended, and waited for. Both may use all CPUs, since a process that starts another has more than one in use.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use spawn::StartMethod;
 
+use super::peer::{self, Program};
 use super::subject::{Connection, End, Link, Side, Subject};
 use crate::Result;
-use crate::workspace::{cargo, root};
 
 /// The argument with which this program ends at once.
 pub(crate) const NOTHING: &str = "--nothing";
@@ -120,7 +119,7 @@ impl End for Starter {
 }
 
 /// Lets this process use all CPUs that it may.
-fn unpin() -> Result<()> {
+pub(crate) fn unpin() -> Result<()> {
     let mut all = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
     Ok(sched_setaffinity(None, &all)?)
@@ -168,16 +167,7 @@ impl Subject for Peer {
     }
 
     fn prepare(&self) -> std::result::Result<(), String> {
-        let manifest = root().join("bench-peers/Cargo.toml");
-        let mut build = cargo(["build", "--quiet", "--release", "--manifest-path"]);
-        match build.arg(&manifest).status() {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(format!(
-                "{} could not be built ({status}); it needs crates that cargo has to fetch",
-                manifest.display()
-            )),
-            Err(error) => Err(format!("cargo could not be run: {error}")),
-        }
+        peer::build("procspawn")
     }
 
     fn connect(&self) -> Result<Connection> {
@@ -189,37 +179,22 @@ impl Subject for Peer {
             return Ok(Box::new(Idle));
         }
         unpin()?;
-        let mut program = Command::new(root().join("bench-peers/target/release/bench-peers"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let (orders, answers) = (program.stdin.take(), program.stdout.take());
-        Ok(Box::new(Program {
+        Ok(Box::new(Ordered {
             order: self.order,
-            orders: orders.ok_or("the peer has no stdin")?,
-            answers: BufReader::new(answers.ok_or("the peer has no stdout")?),
-            _program: program,
+            program: Program::start(peer::program("procspawn"))?,
         }))
     }
 }
 
-/// The peer's program. It ends when its stdin does.
-struct Program {
+/// The peer's program, and what it is told to do.
+struct Ordered {
     order: &'static str,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-    _program: Child,
+    program: Program,
 }
 
-impl End for Program {
+impl End for Ordered {
     fn run(&mut self, samples: usize) -> Result<Vec<u64>> {
-        writeln!(self.orders, "{} {samples}", self.order)?;
-        let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        let times: Vec<u64> = line
-            .split_whitespace()
-            .map(str::parse)
-            .collect::<std::result::Result<_, _>>()?;
+        let times = self.program.order(&format!("{} {samples}", self.order))?;
         if times.len() != samples {
             return Err(format!("the peer gave {} of {samples} times", times.len()).into());
         }

@@ -41,14 +41,25 @@ impl Drop for Entries {
     }
 }
 
+/// What the `Deserialize` of handles takes from. It stays in its place from message to message: moving it costs more than
+/// reading most messages.
+#[derive(Default)]
 pub(super) struct DecodeScope {
+    /// Whether a message is being read.
+    active: bool,
     pub(super) entries: Entries,
-    /// Boxed: the scope moves with each message, an error hardly ever comes.
+    /// Boxed: the scope moves where one message is read while another is, an error hardly ever comes.
     pub(super) error: Option<Box<Error>>,
 }
 
-/// A message that was taken out of its cell; this process holds what it refers to. Dropping it releases that.
-#[derive(Debug)]
+/// The scope of the message that this thread reads, if it reads one.
+pub(super) fn in_scope(slot: &mut Option<DecodeScope>) -> Option<&mut DecodeScope> {
+    slot.as_mut().filter(|scope| scope.active)
+}
+
+/// A message that was taken out of its cell; this process holds what it refers to. Dropping it releases that. The default
+/// is an empty one, into which a message can be taken.
+#[derive(Debug, Default)]
 pub struct Incoming {
     pub(crate) entries: Entries,
     pub(crate) body: Body,
@@ -61,6 +72,15 @@ impl Incoming {
     /// `Decode` when the bytes are not what the type reads; everything the message held is released then.
     #[inline]
     pub fn decode<T: DeserializeOwned>(mut self) -> Result<T> {
+        self.take()
+    }
+
+    /// As [`decode`](Self::decode), for who has the message in its place: it is empty afterwards, in any case.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn take<T: DeserializeOwned>(&mut self) -> Result<T> {
         if self.entries.0.first().is_some_and(|entry| {
             entry
                 .as_ref()
@@ -68,8 +88,9 @@ impl Incoming {
         }) {
             self.entries.0.remove(0);
         }
-        let entries = std::mem::take(&mut self.entries);
-        decode_with(entries, &self.body)
+        let value = decode_with(&mut self.entries, &self.body);
+        self.body.clear();
+        value
     }
 }
 
@@ -99,23 +120,51 @@ impl Incoming {
     }
 }
 
-/// Puts a scope in place for as long as it lives, and the one before back, also when serde code panics.
-struct DecodeGuard(Option<Box<DecodeScope>>);
+/// Opens the scope for as long as it lives, and puts the one before back, also when serde code panics.
+struct DecodeGuard {
+    outer: Option<Box<DecodeScope>>,
+    over: bool,
+}
 
 impl DecodeGuard {
     #[inline]
-    fn enter(entries: Entries) -> Self {
+    fn enter(entries: &mut Entries) -> Self {
         DECODING.with_borrow_mut(|slot| {
-            let outer = if slot.is_some() {
-                slot.take().map(Box::new)
+            let scope = slot.get_or_insert_with(DecodeScope::default);
+            let outer = scope.active.then(|| Box::new(std::mem::take(scope)));
+            scope.active = true;
+            if !entries.0.is_empty() {
+                scope.entries.0.extend(entries.0.drain(..));
+            }
+            Self { outer, over: false }
+        })
+    }
+
+    /// Closes the scope. What was not taken out of it, and why reading failed, if a handle knows.
+    #[inline]
+    fn end(&mut self) -> (Option<Box<Entries>>, Option<Box<Error>>) {
+        self.over = true;
+        DECODING.with_borrow_mut(|slot| {
+            let Some(scope) = slot else {
+                return (None, None);
+            };
+            let entries = &mut scope.entries;
+            let left = if entries.0.iter().any(Option::is_some) {
+                Some(Box::new(std::mem::take(entries)))
             } else {
+                if entries.0.spilled() {
+                    // One message with many handles must not keep its size for as long as the thread lives.
+                    *entries = Entries::default();
+                }
+                entries.0.clear();
                 None
             };
-            *slot = Some(DecodeScope {
-                entries,
-                error: None,
-            });
-            Self(outer)
+            let error = scope.error.take();
+            scope.active = false;
+            if let Some(outer) = self.outer.take() {
+                *scope = *outer;
+            }
+            (left, error)
         })
     }
 }
@@ -123,24 +172,20 @@ impl DecodeGuard {
 impl Drop for DecodeGuard {
     #[inline]
     fn drop(&mut self) {
-        let outer = self.0.take();
-        // Nearly always there is nothing to put back and nothing left.
-        if outer.is_some() || DECODING.with_borrow(Option::is_some) {
-            drop(DECODING.replace(outer.map(|scope| *scope)));
+        if !self.over {
+            drop(self.end());
         }
     }
 }
 
+/// Reads a value of a body and these handles, which are gone afterwards.
 #[inline]
-pub(super) fn decode_with<T: DeserializeOwned>(entries: Entries, body: &[u8]) -> Result<T> {
-    let guard = DecodeGuard::enter(entries);
+pub(super) fn decode_with<T: DeserializeOwned>(entries: &mut Entries, body: &[u8]) -> Result<T> {
+    let mut guard = DecodeGuard::enter(entries);
     let outcome = postcard::take_from_bytes::<T>(body);
-    let scope = DECODING.take();
-    drop(guard);
+    let (left, error) = guard.end();
+    let left = left.map_or(0, |left| left.0.iter().flatten().count());
     let type_name = std::any::type_name::<T>();
-    let (left, error) = scope.map_or((0, None), |scope| {
-        (scope.entries.0.iter().flatten().count(), scope.error)
-    });
     match outcome {
         Ok((value, [])) if left == 0 => Ok(value),
         Ok((_, rest)) => Err(Error::new(

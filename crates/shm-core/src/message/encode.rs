@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::sync::atomic::Ordering;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,6 +13,7 @@ use super::parse::{
     Body, Entry, FEW, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
     parse_spilled, words_of,
 };
+use super::scope::EncodeGuard;
 use super::strict::Whole;
 use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
@@ -67,8 +68,11 @@ impl std::ops::Deref for Pins {
 }
 
 impl Drop for Pins {
+    #[inline]
     fn drop(&mut self) {
-        self.0.retain(|pin| !pin.what.is_in_object());
+        if !self.0.is_empty() {
+            self.0.retain(|pin| !pin.what.is_in_object());
+        }
     }
 }
 
@@ -80,55 +84,9 @@ pub struct Outgoing {
     pub(crate) pins: Pins,
 }
 
-pub(super) struct EncodeScope {
-    pub(super) arena: Arena,
-    pub(super) table: Vec<u8>,
-    pub(super) pins: Pins,
-    /// Boxed: the scope moves with each message, an error hardly ever comes.
-    pub(super) error: Option<Box<Error>>,
-}
-
 thread_local! {
-    pub(super) static ENCODING: RefCell<Option<EncodeScope>> = const { RefCell::new(None) };
     /// Buffers for table and body, kept from message to message.
     static BUFFERS: Cell<(Vec<u8>, Vec<u8>)> = const { Cell::new((Vec::new(), Vec::new())) };
-}
-
-/// Puts a scope in place for as long as it lives, and the one before back, also when serde code panics.
-struct EncodeGuard(Option<Box<EncodeScope>>);
-
-impl EncodeGuard {
-    fn enter(arena: &Arena, table: Vec<u8>) -> Self {
-        ENCODING.with_borrow_mut(|slot| {
-            let outer = if slot.is_some() {
-                slot.take().map(Box::new)
-            } else {
-                None
-            };
-            *slot = Some(EncodeScope {
-                arena: arena.clone(),
-                table,
-                pins: Pins::default(),
-                error: None,
-            });
-            Self(outer)
-        })
-    }
-
-    fn leave(self) -> Option<EncodeScope> {
-        ENCODING.take()
-        // `self` is dropped here and puts the outer scope back.
-    }
-}
-
-impl Drop for EncodeGuard {
-    fn drop(&mut self) {
-        let outer = self.0.take();
-        // Nearly always there is nothing to put back and nothing left.
-        if outer.is_some() || ENCODING.with_borrow(Option::is_some) {
-            drop(ENCODING.replace(outer.map(|scope| *scope)));
-        }
-    }
 }
 
 /// A postcard flavor that appends to a vector.
@@ -203,9 +161,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
     body.clear();
     let guard = EncodeGuard::enter(arena, table);
     let outcome = postcard::serialize_with_flavor(&Whole(&value), Append(body));
-    let Some(scope) = guard.leave() else {
-        unreachable!("the guard put a scope in place");
-    };
+    let scope = guard.leave();
     let body = match (outcome, scope.error) {
         (Ok(body), None) => body,
         (_, Some(error)) => {
@@ -241,8 +197,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
 /// [`encode`] sends it, or tells why not. Needs no arena.
 pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
     // Outside of a scope, what is of an arena refuses to be written.
-    let outer = ENCODING.take().map(Box::new);
-    let _guard = EncodeGuard(outer);
+    let _guard = EncodeGuard::outside();
     postcard::serialize_with_flavor(&Whole(value), Append(Vec::new())).ok()
 }
 
@@ -251,7 +206,7 @@ pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
 /// # Errors
 /// `Decode` when the type does not read what was written.
 pub fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    decode_with(Entries::default(), bytes)
+    decode_with(&mut Entries::default(), bytes)
 }
 
 /// Checks that exclusive handles are really gone, and lays the message out.
@@ -364,7 +319,7 @@ impl Outgoing {
         if self.payload[0] as u8 == FORM_SPILLED {
             pins.next();
         }
-        let taken = entries
+        let mut taken = entries
             .into_iter()
             .zip(pins)
             .map(|(entry, pin)| {
@@ -375,7 +330,7 @@ impl Outgoing {
                 })
             })
             .collect();
-        decode_with(taken, &view.body)
+        decode_with(&mut taken, &view.body)
     }
 
     /// One more message like this one, holding references of its own.
@@ -463,13 +418,15 @@ struct View {
 
 impl View {
     fn parse(message: &Outgoing) -> Result<Self> {
-        let (entries, body) = match message.pins.first() {
+        let (mut entries, mut body) = (SmallVec::new(), Body::new());
+        match message.pins.first() {
             Some(pin) if pin.what == What::Spill => {
                 let storage = Storage::over(pin.held.clone())?;
-                parse_spilled(&storage.read_bytes(0, storage.len()))?
+                let bytes = storage.read_bytes(0, storage.len());
+                parse_spilled(&bytes, &mut entries, &mut body)?;
             }
-            _ => parse_inline(&bytes_of(&message.payload))?,
-        };
+            _ => parse_inline(&bytes_of(&message.payload), &mut entries, &mut body)?,
+        }
         Ok(Self { entries, body })
     }
 }

@@ -136,12 +136,12 @@ pub(super) fn malformed(why: &str) -> Error {
 }
 
 #[inline]
-fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; FEW]>> {
+fn parse_table(mut bytes: &[u8], count: usize, entries: &mut SmallVec<[Entry; FEW]>) -> Result<()> {
     // Each entry has at least 12 bytes: the count cannot make us reserve more than the table justifies.
     if count > bytes.len() / 12 {
         return Err(malformed("more handles than its table has room for"));
     }
-    let mut entries = SmallVec::with_capacity(count);
+    entries.reserve(count);
     for _ in 0..count {
         let (fixed, rest) = bytes
             .split_first_chunk::<12>()
@@ -167,7 +167,7 @@ fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; FEW]>>
         bytes = rest;
     }
     if bytes.is_empty() {
-        Ok(entries)
+        Ok(())
     } else {
         Err(malformed("its table is longer than its handles"))
     }
@@ -176,19 +176,23 @@ fn parse_table(mut bytes: &[u8], count: usize) -> Result<SmallVec<[Entry; FEW]>>
 #[inline]
 pub(super) fn parse_inline(
     bytes: &[u8; PAYLOAD_WORDS * 8],
-) -> Result<(SmallVec<[Entry; FEW]>, Body)> {
+    entries: &mut SmallVec<[Entry; FEW]>,
+    out: &mut Body,
+) -> Result<()> {
     let (table, body) = (usize::from(bytes[2]), usize::from(bytes[3]));
     if bytes[0] != FORM_INLINE || table + body > INLINE {
         return Err(malformed("its lengths do not fit its cell"));
     }
-    let entries = parse_table(&bytes[4..4 + table], usize::from(bytes[1]))?;
-    Ok((
-        entries,
-        Body::from_slice(&bytes[4 + table..4 + table + body]),
-    ))
+    parse_table(&bytes[4..4 + table], usize::from(bytes[1]), entries)?;
+    out.extend_from_slice(&bytes[4 + table..4 + table + body]);
+    Ok(())
 }
 
-pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; FEW]>, Body)> {
+pub(super) fn parse_spilled(
+    bytes: &[u8],
+    entries: &mut SmallVec<[Entry; FEW]>,
+    out: &mut Body,
+) -> Result<()> {
     let (header, rest) = bytes
         .split_first_chunk::<24>()
         .ok_or_else(|| malformed("its header is cut short"))?;
@@ -201,22 +205,37 @@ pub(super) fn parse_spilled(bytes: &[u8]) -> Result<(SmallVec<[Entry; FEW]>, Bod
     if table.checked_add(body) != Some(rest.len()) || count > HANDLES_MAX {
         return Err(malformed("its lengths do not add up"));
     }
-    let entries = parse_table(&rest[..table], count)?;
-    Ok((entries, Body::from_slice(&rest[table..])))
+    parse_table(&rest[..table], count, entries)?;
+    out.extend_from_slice(&rest[table..]);
+    Ok(())
 }
 
 /// Everything a payload refers to, and its body; used by takers, reapers and the audit alike.
+#[derive(Default)]
 pub(crate) struct Parsed {
     pub(crate) entries: SmallVec<[Entry; FEW]>,
     pub(crate) body: Body,
 }
 
 /// Takes a payload apart. The references it names are the message's own while its cell holds it.
-#[inline]
 pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Parsed> {
+    let mut parsed = Parsed::default();
+    parse_into(arena, payload, &mut parsed.entries, &mut parsed.body)?;
+    Ok(parsed)
+}
+
+/// As [`parse`], into what is empty: a message is larger than what most have to say, and moving it costs more than reading
+/// it. After an error there may be something in them.
+#[inline]
+pub(crate) fn parse_into(
+    arena: &Arena,
+    payload: &[u64; PAYLOAD_WORDS],
+    entries: &mut SmallVec<[Entry; FEW]>,
+    body: &mut Body,
+) -> Result<()> {
     let bytes = bytes_of(payload);
-    let (entries, body) = match bytes[0] {
-        FORM_INLINE => parse_inline(&bytes)?,
+    match bytes[0] {
+        FORM_INLINE => parse_inline(&bytes, entries, body)?,
         FORM_SPILLED => {
             let spill = Entry {
                 what: What::Spill,
@@ -229,28 +248,21 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
                 usize::try_from(payload[3]).map_err(|_| malformed("a length is too large"))?;
             let bytes = Storage::read_foreign(arena, spill.line, length)
                 .ok_or_else(|| malformed("it is longer than its block"))?;
-            let (entries, body) = parse_spilled(&bytes)?;
-            let mut all = SmallVec::with_capacity(entries.len() + 1);
-            all.push(spill);
-            all.extend(entries);
-            (all, body)
+            entries.push(spill);
+            parse_spilled(&bytes, entries, body)?;
         }
-        FORM_SLOT => {
-            let slot = Entry {
-                what: What::Slot,
-                line: payload[0] >> 8,
-                generation: payload[1],
-                extra: SmallVec::new(),
-            };
-            (SmallVec::from_iter([slot]), Body::new())
-        }
+        FORM_SLOT => entries.push(Entry {
+            what: What::Slot,
+            line: payload[0] >> 8,
+            generation: payload[1],
+            extra: SmallVec::new(),
+        }),
         _ => return Err(malformed("it has an unknown form")),
-    };
-    for entry in &entries {
+    }
+    for entry in entries.iter() {
         check(arena, entry)?;
     }
-    check_counts(arena, &entries)?;
-    Ok(Parsed { entries, body })
+    check_counts(arena, entries)
 }
 
 /// Checks that no line is named more often than it is counted: each name becomes a reference, and one too many would
@@ -317,6 +329,7 @@ fn check(arena: &Arena, entry: &Entry) -> Result<()> {
     Ok(())
 }
 
+#[inline]
 pub(super) fn bytes_of(words: &[u64; PAYLOAD_WORDS]) -> [u8; PAYLOAD_WORDS * 8] {
     let mut bytes = [0; PAYLOAD_WORDS * 8];
     for (word, chunk) in words.iter().zip(bytes.chunks_exact_mut(8)) {
@@ -325,6 +338,7 @@ pub(super) fn bytes_of(words: &[u64; PAYLOAD_WORDS]) -> [u8; PAYLOAD_WORDS * 8] 
     bytes
 }
 
+#[inline]
 pub(super) fn words_of(bytes: &[u8; PAYLOAD_WORDS * 8]) -> [u64; PAYLOAD_WORDS] {
     let mut words = [0; PAYLOAD_WORDS];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::decode::{Arrived, DECODING, DecodeScope};
-use super::encode::{ENCODING, Pin};
+use super::decode::{Arrived, DECODING, DecodeScope, in_scope};
+use super::encode::Pin;
 use super::parse::{What, malformed};
+use super::scope::{self, ENCODING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 use crate::line::Mode;
@@ -22,9 +23,9 @@ fn serialize_handle<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     let index = ENCODING.with_borrow_mut(|scope| {
-        let Some(scope) = scope else { return Err(OUTSIDE.to_owned()) };
+        let Some(scope) = scope::in_scope(scope) else { return Err(OUTSIDE.to_owned()) };
         // Not only of the same arena but of this one participation in it: entries are numbers in its lease table.
-        if !held.arena().is(&scope.arena) {
+        if scope::identity(held.arena()) != scope.arena {
             let error = Error::new(
                 ErrorKind::ForeignArena,
                 "the value holds a tensor (or queue) of another arena than the queue it is put into (or of another handle by which this process \
@@ -59,14 +60,14 @@ fn deserialize_handle<'de, D: Deserializer<'de>>(
     wanted: &[What],
 ) -> Result<Arrived, D::Error> {
     // Asked first, so that JSON or a file gets the sentence and not "expected a number".
-    let inside = DECODING.with_borrow(Option::is_some);
+    let inside = DECODING.with_borrow_mut(|slot| in_scope(slot).is_some());
     if !inside {
         return Err(serde::de::Error::custom(OUTSIDE));
     }
     let index = u32::deserialize(deserializer)?;
     DECODING
         .with_borrow_mut(|scope| {
-            let scope = scope.as_mut().ok_or_else(|| OUTSIDE.to_owned())?;
+            let scope = in_scope(scope).ok_or_else(|| OUTSIDE.to_owned())?;
             let fail = |scope: &mut DecodeScope, error: Error| {
                 let text = error.to_string();
                 scope.error = Some(Box::new(error));
@@ -128,7 +129,7 @@ pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
 pub fn refuse<E: serde::de::Error>(error: Error) -> E {
     let text = error.to_string();
     DECODING.with_borrow_mut(|scope| {
-        if let Some(scope) = scope {
+        if let Some(scope) = in_scope(scope) {
             scope.error = Some(Box::new(error));
         }
     });

@@ -9,8 +9,8 @@ use crate::held::{self, Held};
 use crate::lane::Lane;
 use crate::layout::{LINE, counted};
 use crate::line::{Counted, Tag};
-use crate::message::Outgoing;
-use crate::transfer::{Get, Put};
+use crate::message::{Incoming, Outgoing};
+use crate::transfer::{Found, Get, Put};
 
 /// A share in one side of an object, for instance a queue's producers. When the last one of all processes goes,
 /// whoever waits is woken.
@@ -97,10 +97,20 @@ impl End {
     /// # Errors
     /// `LeasesFull`, `OutOfRoom`: the message stays. `Decode`, `Stale`: it was garbage and is gone. `WrongMode` unless
     /// this is the consumers' end of cells.
-    #[inline]
     pub fn try_get(&self, seen_orphans: &mut u64) -> Result<Get> {
         self.check(&self.object, 1)?;
         self.object.try_get(0, seen_orphans)
+    }
+
+    /// As [`try_get`](Self::try_get), into `message`, which is emptied first and stays empty unless there is one: to have
+    /// it where it is read, without a move.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn try_get_into(&self, seen_orphans: &mut u64, message: &mut Incoming) -> Result<Found> {
+        self.check(&self.object, 1)?;
+        self.object.try_get_into(0, seen_orphans, message)
     }
 }
 
@@ -204,10 +214,19 @@ impl LaneEnd {
     ///
     /// # Errors
     /// As [`End::try_get`].
-    #[inline]
     pub fn try_get(&mut self) -> Result<Get> {
         self.check(&self.end.object, 1)?;
         self.end.object.try_get(0, &mut 0)
+    }
+
+    /// As [`End::try_get_into`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn try_get_into(&mut self, message: &mut Incoming) -> Result<Found> {
+        self.check(&self.end.object, 1)?;
+        self.end.object.try_get_into(0, &mut 0, message)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Starts processes by other crates and says how long each took. `cargo xtask bench spawn` builds and runs it.
+//! Starts processes by the crate procspawn and says how long each took. `cargo xtask bench spawn` builds and runs it.
 //!
 //! Each line of its stdin is an order, `procspawn 30` or `floor 30`; the answer is a line with that many times in
 //! nanoseconds. The floor is this same program run again, ended at once, and waited for.
@@ -19,7 +19,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     procspawn::init();
     for line in std::io::stdin().lines() {
         let line = line?;
-        let (what, samples) = line.split_once(' ').ok_or("an order is a word and a number")?;
+        let (what, samples) = line
+            .split_once(' ')
+            .ok_or("an order is a word and a number")?;
         let one = match what {
             "procspawn" => by_procspawn,
             "floor" => floor,
