@@ -179,7 +179,11 @@ mod tests {
                 .stdout(Stdio::null())
                 .spawn()
                 .unwrap();
-            // It has its own name from exec on, which `spawn` waits for.
+            // `spawn` returns when exec has begun; the new name and environment are there a moment later.
+            let environment = format!("/proc/{}/environ", child.id());
+            while std::fs::read(&environment).is_ok_and(|environment| environment.is_empty()) {
+                std::thread::yield_now();
+            }
             let found = seen(child.id()).unwrap();
             assert!(!found.is_zombie && found.parent == std::process::id());
             let mut signs = nothing();
