@@ -225,8 +225,7 @@ impl Arena {
         let who = Identity::of_self()?;
         // Lock bytes lie behind the file's end: nothing else looks there.
         let locks = RowLocks::open(segment.as_fd(), segment.capacity())?;
-        // A hint only: without it others still see our pid.
-        let me = table::join(&segment, who, |row| drop(locks.try_lock(row)))?;
+        let me = table::join(&segment, who, &locks)?;
         let id = [header::ID_LOW, header::ID_HIGH]
             .map(|field| segment.word(field).load(Ordering::Relaxed));
         let named = strategy
@@ -489,7 +488,7 @@ impl Drop for Inner {
         // No handle of ours is left (each keeps the arena), so there is nothing to drop but chunks and the row.
         crate::heap::bury_chunks(&self.segment, self.me);
         crate::heap::give_back_inherited(&self.segment, self.me);
-        table::leave(&self.segment, self.me);
+        table::leave(&self.segment, self.me, &self.locks);
         if self.named {
             // After the row is free: either whoever comes finds the name gone, or we find them in their row.
             file_system::exit::left(&self.segment, &self.locks);

@@ -121,10 +121,12 @@ pub(crate) mod row {
     pub(crate) const STOPPING: u64 = CONTEXT + 8;
     /// Threads of this participant that serve the library and do none of the user's work.
     pub(crate) const SERVANTS: u64 = STOPPING + 8;
+    /// 1 when the participant has no life lock because its system gives none; the lock then says nothing about it.
+    pub(crate) const UNLOCKED: u64 = SERVANTS + 8;
     /// What its threads wait for without a deadline: entries of four words, `{kind: 4 | version: 60}`, then for an
     /// object its line and `{sequence: 32 | event: 32}`, for a context its number and how many processes run; and since
     /// when, CLOCK_MONOTONIC nanoseconds. Kind 0 is no wait.
-    pub(crate) const WAITS: u64 = (SERVANTS + 8).next_multiple_of(super::LINE);
+    pub(crate) const WAITS: u64 = (UNLOCKED + 8).next_multiple_of(super::LINE);
     /// Entries of [`WAITS`]; a participant with more waiting threads is never taken for stuck.
     pub(crate) const WAIT_ENTRIES: u64 = 8;
     const _: () = assert!(WAITS + WAIT_ENTRIES * 32 <= super::ROW);

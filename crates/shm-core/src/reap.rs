@@ -37,17 +37,20 @@ pub(crate) fn judge(locks: &RowLocks, row: Row<'_>) -> Option<(Owner, RowState, 
         state,
         row.word(row::START_TIME).load(Ordering::Acquire),
         row.word(row::PID_NAMESPACE).load(Ordering::Acquire),
+        row.word(row::UNLOCKED).load(Ordering::Acquire),
         || locks.is_held_elsewhere(owner.row).ok(),
     );
     // The row may have changed hands while we looked.
     (row.occupant() == Some((owner, state))).then_some((owner, state, verdict))
 }
 
-/// What follows from the words of a row that somebody is in; `locked` as for [`liveness::is_dead`].
+/// What follows from the words of a row that somebody is in; `locked` as for [`liveness::is_dead`]. It is not asked where
+/// the row says that its occupant has no lock.
 pub(crate) fn verdict_of(
     state: RowState,
     start_time: u64,
     namespace: u64,
+    unlocked: u64,
     locked: impl FnOnce() -> Option<bool>,
 ) -> Verdict {
     if state.life == Life::Joining {
@@ -59,7 +62,9 @@ pub(crate) fn verdict_of(
             false => Verdict::Unknown,
         };
     }
-    liveness::is_dead(state.pid, start_time, namespace, locked)
+    liveness::is_dead(state.pid, start_time, namespace, || {
+        (unlocked == 0).then(locked).flatten()
+    })
 }
 
 /// Whether a process that runs has the pid in this row, be it the participant or not. `false` also where that can't be told.

@@ -190,6 +190,27 @@ pub(crate) fn in_tmpfs(child: &Command, mebibytes: u64) -> Result<Output, String
     Ok(output)
 }
 
+/// Runs a child in a pid namespace of its own, which sees none of our processes; or says why that can't be.
+pub(crate) fn in_pid_namespace(child: &Command) -> Result<Output, String> {
+    let isolated = || {
+        let mut command = Command::new("unshare");
+        command.args(["-pf", "--mount-proc", "--kill-child"]);
+        command
+    };
+    match isolated().arg("true").output() {
+        Ok(able) if able.status.success() => {}
+        other => return Err(format!("no pid namespace can be made here: {other:?}")),
+    }
+    let mut isolated = isolated();
+    isolated.arg(child.get_program()).args(child.get_args());
+    isolated.envs(
+        child
+            .get_envs()
+            .filter_map(|(key, value)| Some((key, value?))),
+    );
+    Ok(output(&mut isolated))
+}
+
 /// In the child: where that tmpfs is.
 pub(crate) fn tmpfs() -> std::path::PathBuf {
     std::env::var_os(TMPFS).unwrap().into()

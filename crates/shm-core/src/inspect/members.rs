@@ -133,9 +133,13 @@ fn occupant(locks: &RowLocks, number: u16, state: RowState, words: [u64; ROW_WOR
         Life::Joining => own.is_some_and(|own| tag_of(own) == state.tag),
         _ => own == Some(namespace),
     };
-    let verdict = reap::verdict_of(state, word(row::START_TIME), namespace, || {
-        locks.is_held_elsewhere(number).ok()
-    });
+    let verdict = reap::verdict_of(
+        state,
+        word(row::START_TIME),
+        namespace,
+        word(row::UNLOCKED),
+        || locks.is_held_elsewhere(number).ok(),
+    );
     let member = Member {
         who: Owner {
             row: number,

@@ -12,6 +12,7 @@ use crate::clock::now_ns;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{PAGE, ROW, ROWS, ROWS_START, ROWS_STEP, WORD, header, row};
 use crate::participant::liveness::Identity;
+use crate::participant::lock::RowLocks;
 use crate::segment::Segment;
 
 /// What a row is in.
@@ -208,8 +209,13 @@ pub(crate) fn commit_rows(segment: &Segment, high: u64) -> Result<()> {
     Ok(())
 }
 
-/// Takes a free row for this process and fills it in; then `locked` is called, and the row is ALIVE.
-pub(crate) fn join(segment: &Segment, who: Identity, locked: impl Fn(u16)) -> Result<Owner> {
+/// Takes a free row for this process, with its life lock, and fills it in.
+///
+/// The lock comes first, and a row whose byte somebody else has is passed over: its last occupant may be just leaving, or
+/// a bare fork of it may keep the lock for long. Whoever lived there without the lock would be taken for dead in other
+/// pid namespaces once that one is gone. Only where the system gives no locks at all does a participant live without
+/// one, and its row says so.
+pub(crate) fn join(segment: &Segment, who: Identity, locks: &RowLocks) -> Result<Owner> {
     loop {
         for row in rows(segment) {
             let state = row.state();
@@ -222,12 +228,24 @@ pub(crate) fn join(segment: &Segment, who: Identity, locked: impl Fn(u16)) -> Re
                 pid: who.pid,
                 tag: tag_of(who.namespace),
             };
+            let unlocked = match locks.try_lock(row.number) {
+                Ok(true) => false,
+                Ok(false) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "no life lock to be had; if this process dies, other pid namespaces do not notice");
+                    true
+                }
+            };
             if !row.change(state, joining) {
+                // Somebody was faster. A byte that cannot be unlocked keeps others from the row, and harms nobody.
+                let _ = locks.unlock(row.number);
                 continue;
             }
             crate::failpoint!("row.joining");
             fill_in(row, who);
-            locked(row.number);
+            // Seen by whoever sees the row ALIVE.
+            row.word(row::UNLOCKED)
+                .store(unlocked.into(), Ordering::Relaxed);
             let alive = RowState {
                 life: Life::Alive,
                 ..joining
@@ -240,6 +258,7 @@ pub(crate) fn join(segment: &Segment, who: Identity, locked: impl Fn(u16)) -> Re
                     epoch: joining.epoch,
                 });
             }
+            let _ = locks.unlock(row.number);
         }
         let high = rows_high(segment);
         if high >= ROWS {
@@ -291,14 +310,17 @@ fn fill_in(row: Row<'_>, who: Identity) {
     }
 }
 
-/// Gives the row of this process back, when it holds nothing any more.
-pub(crate) fn leave(segment: &Segment, me: Owner) {
+/// Gives the row of this process back, when it holds nothing any more, and its life lock right after it.
+pub(crate) fn leave(segment: &Segment, me: Owner, locks: &RowLocks) {
     let Some(row) = Row::get(segment, me.row) else {
         return;
     };
     let state = row.state();
     if state.life == Life::Alive && state.epoch == me.epoch {
         row.change(state, RowState::free(me.epoch));
+        // Not before: a row that is ALIVE without its lock looks dead from another pid namespace. By name, not by closing:
+        // a bare fork may have the description as well, and keep the row from others.
+        let _ = locks.unlock(me.row);
         changed(segment);
     }
 }

@@ -3,6 +3,7 @@
 mod death;
 mod garbage;
 mod heap;
+mod life_lock;
 mod limits;
 mod memory;
 mod misuse;
