@@ -1,9 +1,10 @@
-//! Queues, lanes, locks, semaphores, events and barriers between processes, in shared memory, that no death can wedge.
+//! Queues, lanes, locks, semaphores, events, barriers and pools between processes, in shared memory, that no death can
+//! wedge.
 //!
 //! Everything here lies in a [`shm_core`] arena, can be cloned and sent to other processes, and waits by trying,
 //! spinning for microseconds and then sleeping on a shared futex. A message is any serde value that postcard can carry;
-//! tensors in it travel as handles, so a 12 MB tensor takes as long as a number. A process that is killed at any instruction leaves
-//! nothing behind that others would wait for: its claims carry its name, and whoever notices its death mends them.
+//! tensors in it travel as handles, so what a tensor takes does not grow with its size. A process that is killed at any
+//! instruction leaves nothing behind that others would wait for: its claims carry its name, and whoever notices its death mends them.
 //!
 //! ```
 //! use mp_queue::Queue;
@@ -16,7 +17,7 @@
 //! # Ok::<(), mp_queue::Error>(())
 //! ```
 //!
-//! What it does not do: start processes (the `spawn` crate does), order messages of different producers, or keep
+//! What it does not do: start processes other than a [`Pool`]'s workers (the `spawn` crate does), order messages of different producers, or keep
 //! messages when the last holder of a queue is gone.
 #![deny(unsafe_code)]
 

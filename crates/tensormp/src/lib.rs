@@ -35,10 +35,11 @@
 //! | `shm_core` | the arena, tensors in it, the processes that take part |
 //! | `spawn` | functions run in other processes, supervised, their errors brought home |
 //! | `mp_queue` | queues, lanes, locks, semaphores, events, barriers, [pools](mp_queue::pool) |
-//! | `pipeline` | rings of slots, stages of replicated processes: [`pipeline::Pipeline`] |
+//! | `pipeline` | stages of replicated processes, reports of their runs, rings: [`pipeline::Pipeline`] |
 //! | `cuda_ipc` | whether there is a CUDA device; not re-exported |
 //!
-//! It runs on Linux, on 64-bit machines. It does not reach other machines, restart what failed, or hold device memory.
+//! It runs on Linux, on 64-bit machines. It does not reach other machines or hold device memory, and restarts what failed
+//! only in pools and in pipeline steps that say so.
 #![forbid(unsafe_code)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
