@@ -44,6 +44,14 @@ pub(crate) fn other_threads() -> Vec<String> {
         .collect()
 }
 
+/// The process group that this process is in. `None` where its number means nothing here: the group was made outside of
+/// this pid namespace, as that of a command that was sent into a container, and the system says 0.
+pub(crate) fn own_group() -> Option<i32> {
+    // SAFETY: the call takes nothing, touches no memory and cannot fail. (rustix promises a number that is not 0.)
+    let group = unsafe { libc::getpgrp() };
+    (group > 0).then_some(group)
+}
+
 /// Makes a copy of this process whose parent is this process's parent.
 ///
 /// # Errors

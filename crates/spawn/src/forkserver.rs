@@ -57,6 +57,7 @@ use crate::control;
 use crate::desk;
 use crate::entry::{self, MARKER};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fork;
 use crate::image::image;
 use crate::launch::{Launched, NO_DESCRIPTOR, Plan, greet, title};
 use crate::server::{Answer, ORDER, Order};
@@ -151,8 +152,14 @@ fn running(server: &mut Option<Server>) -> Option<&mut Server> {
     server.as_mut()
 }
 
-/// Starts all these processes, or none. `None`: the system does not let the server be copied for this process.
+/// Starts all these processes, or none. `None`: the server cannot be copied for these here, and they are to be started
+/// by the other method.
 pub(crate) fn launch_all(plans: &[Plan], deadline: Duration) -> Result<Option<Vec<Launched>>> {
+    // Who reads what this process would read has to be in its group, and one that was made outside of this pid namespace
+    // (as for what is run in a container that lives already) has no number here by which a copy could join it.
+    if plans.iter().any(|plan| plan.stdin.is_some()) && fork::own_group().is_none() {
+        return Ok(None);
+    }
     let mut server = SERVER.lock();
     let mut launched = Vec::with_capacity(plans.len());
     for some in plans.chunks(AT_ONCE) {
@@ -310,10 +317,7 @@ impl Server {
         let open = |stream: BorrowedFd<'static>| rustix::io::fcntl_getfd(stream).is_ok();
         let (stdout, stderr) = (rustix::stdio::stdout(), rustix::stdio::stderr());
         // As after exec: in a group of its own, unless it reads what this process would read.
-        let group = plan
-            .stdin
-            .is_some()
-            .then(|| rustix::process::getpgrp().as_raw_nonzero().get());
+        let group = plan.stdin.is_some().then(fork::own_group).flatten();
         let order = Order {
             title: title(&plan.name).into_vec(),
             group,

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getsid, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::Result;
 
@@ -36,8 +36,8 @@ pub(crate) struct Seen {
     /// As /proc has it: R, S, D, T, Z.
     state: String,
     pub(crate) parent: u32,
-    group: u32,
-    session: u32,
+    pub(crate) group: u32,
+    pub(crate) session: u32,
 }
 
 impl Seen {
@@ -95,7 +95,8 @@ fn is_marked(pid: u32, marker: &str) -> bool {
 /// Those that live and belong to the round, each with how that is known.
 fn left(signs: &Signs) -> Vec<(Seen, String)> {
     let me = std::process::id();
-    let session = getsid(None).map_or(0, |id| id.as_raw_nonzero().get().unsigned_abs());
+    // As /proc says it, 0 where the session was made outside of this pid namespace; the system call's wrapper has no 0.
+    let session = seen(me).map_or(0, |own| own.session);
     processes()
         .into_iter()
         .filter(|seen| seen.pid != me && !seen.is_zombie)
