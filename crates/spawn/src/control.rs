@@ -78,7 +78,8 @@ pub(crate) fn tell(socket: BorrowedFd<'_>, frame: &Frame) -> Result<(), Errno> {
     send(socket, &frame.encode(), &[])
 }
 
-/// Sends the last frame of all: the parent, who does not look at each frame as it comes, is woken for it.
+/// Sends the last frame of all, and news that others are to hear of at once: the parent, who does not look at each frame
+/// as it comes, is woken for it.
 pub(crate) fn tell_last(socket: BorrowedFd<'_>, frame: &Frame) -> Result<(), Errno> {
     let told = tell(socket, frame);
     rustix::net::shutdown(socket, Shutdown::Write).and(told)
@@ -99,7 +100,17 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Pack
 
 /// The same, also if not all of its descriptors arrived.
 pub(crate) fn receive_any(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Packet>, String> {
-    let mut bytes = vec![0; size];
+    // As much room as the packet takes: touching the pages of the largest would cost a child more than asking.
+    let length = loop {
+        let asked = RecvFlags::PEEK | RecvFlags::TRUNC;
+        match rustix::net::recv(socket, &mut [0_u8; 0][..], asked) {
+            Err(Errno::INTR) => {}
+            Ok((_, 0)) | Err(Errno::CONNRESET) => return Ok(None),
+            Ok((_, length)) => break length.min(size),
+            Err(errno) => return Err(format!("the control socket failed: {errno}")),
+        }
+    };
+    let mut bytes = vec![0; length];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {

@@ -78,6 +78,8 @@ pub(crate) struct Member {
     daemon: bool,
     /// What it answered when it was told to live on.
     disarmed: Option<bool>,
+    /// Its descriptors, once it has ended. They are closed when that has been told, which somebody waits for.
+    spent: [Option<OwnedFd>; 2],
 }
 
 impl Member {
@@ -113,6 +115,7 @@ impl Member {
             daemon: setup.is_daemon(),
             tail: setup.tail.clone(),
             disarmed: None,
+            spent: [None, None],
         }
     }
 
@@ -313,8 +316,7 @@ impl Member {
     /// The process is gone. A failure, unless it had said its last word or we made it end.
     fn end(&mut self, exit: Exit, oom_before: &OomKills) -> Option<Failure> {
         self.exit = Some(exit.clone());
-        self.pidfd = None;
-        self.control = None;
+        self.spent = [self.pidfd.take(), self.control.take()];
         let clean = matches!(exit, Exit::Code(0) | Exit::Unknown);
         match self.word {
             Word::Failed => return None,
@@ -393,6 +395,11 @@ impl Member {
             last_task: record.task,
             stderr_tail,
         }
+    }
+
+    /// Closes what is left of one that has ended.
+    pub(crate) fn tidy(&mut self) {
+        self.spent = [None, None];
     }
 
     pub(crate) fn is_daemon(&self) -> bool {

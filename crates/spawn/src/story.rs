@@ -123,7 +123,13 @@ impl Story {
         *now = phase;
         if phase.is_end() {
             state.ended.push(rank);
-            self.changed.notify_all();
+            // The last end is told as the end of all, which comes next: who joins is woken once.
+            let others_run = state.running() > 0;
+            // Whoever is woken needs the lock.
+            drop(state);
+            if others_run {
+                self.changed.notify_all();
+            }
         }
     }
 
@@ -192,9 +198,10 @@ impl Story {
         state.end = Some(end.clone());
         let hooks = std::mem::take(&mut state.hooks);
         let sleepers = std::mem::take(&mut state.sleepers);
-        self.changed.notify_all();
-        // A hook is the user's code and a waker the runtime's, which may come back here.
+        // Whoever is woken needs the lock; and a hook is the user's code and a waker the runtime's, which may come back
+        // here.
         drop(state);
+        self.changed.notify_all();
         sleepers.into_iter().for_each(|(_, waker)| waker.wake());
         for hook in hooks.0 {
             call(hook, &end);

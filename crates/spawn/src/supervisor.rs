@@ -209,9 +209,16 @@ impl Supervisor {
             tracing::error!(%errno, "these processes cannot be watched; stopping them");
             run.interrupt(true);
         }
-        // Some may be gone already, in a way that epoll does not report (no descriptor was to be had).
-        let all = (0..run.members().len()).collect();
-        run.look(&all, &mut self.buffer);
+        // Some may be gone already, in a way that epoll does not report: no descriptor was to be had.
+        let gone: HashSet<usize> = run
+            .members()
+            .iter()
+            .filter(|member| member.pidfd.is_none())
+            .map(|member| member.worker.rank)
+            .collect();
+        if !gone.is_empty() {
+            run.look(&gone, &mut self.buffer);
+        }
         self.runs.insert(id, run);
     }
 

@@ -52,10 +52,11 @@ impl Call<'_> {
     fn say_last(&self, frame: &Frame) -> bool {
         let ours = sockopt::socket_peercred(self.control)
             .is_ok_and(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs() == self.hello.parent);
-        let told = if ours {
-            control::tell_last(self.control, frame)
-        } else {
-            Err(Errno::BADF)
+        let told = match frame {
+            _ if !ours => Err(Errno::BADF),
+            // Nobody acts on it before the process has ended, which wakes the parent.
+            Frame::Returned { .. } => control::tell(self.control, frame),
+            _ => control::tell_last(self.control, frame),
         };
         if let Err(errno) = told {
             tracing::debug!(%errno, "the parent could not be told");
@@ -128,7 +129,6 @@ fn arguments<A: DeserializeOwned>(call: &Call<'_>) -> Result<A, String> {
 
 /// What to say, and the exit code, once the function has returned. Runs the user's `Serialize` and `Display`.
 fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
-    let at = monotonic_nanos();
     // A loop that ended early for a reason its function never saw must not pass for success.
     let outcome = outcome
         .into_result()
@@ -138,13 +138,14 @@ fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
             Ok(plain) => (Frame::Returned { plain }, SUCCESS),
             Err(error) => (
                 Frame::ResultLost {
-                    at,
+                    at: monotonic_nanos(),
                     reason: clip(error.to_string()),
                 },
                 RAISED,
             ),
         },
         Err(error) => {
+            let at = monotonic_nanos();
             let told = tell(error.as_ref());
             (
                 Frame::Raised {
