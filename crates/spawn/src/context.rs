@@ -9,12 +9,12 @@ use serde::de::DeserializeOwned;
 use crate::desk;
 use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
 use crate::hello::Handle;
-use crate::link::Mailbox;
+use crate::link::{self, Mailbox};
 use crate::story::{Phase, Story, after};
 use crate::tail::Tail;
 
-/// Reads a value out of its letterbox, if it is there.
-type Read<R> = Box<dyn Fn(&Mailbox) -> Result<Option<R>, BoxError> + Send + Sync>;
+/// Reads a value out of the bytes that came instead of it, or out of its letterbox, if it is there.
+type Read<R> = Box<dyn Fn(&Mailbox, Option<&[u8]>) -> Result<Option<R>, BoxError> + Send + Sync>;
 
 /// Where the result of one process will be, and how to read it.
 pub(crate) struct Inbox<R> {
@@ -30,7 +30,13 @@ impl<R> Inbox<R> {
     ) -> Inbox<R> {
         Inbox {
             mailbox,
-            read: Box::new(move |mailbox| Ok(mailbox.take::<T>()?.map(&into))),
+            read: Box::new(move |mailbox, bytes| {
+                let value = match bytes {
+                    Some(bytes) => Some(link::read_plain::<T>(bytes)?),
+                    None => mailbox.take::<T>()?,
+                };
+                Ok(value.map(&into))
+            }),
         }
     }
 
@@ -39,8 +45,8 @@ impl<R> Inbox<R> {
         self.mailbox.handle()
     }
 
-    fn open(&self, worker: Worker) -> Result<R> {
-        let reason = match (self.read)(&self.mailbox) {
+    fn open(&self, worker: Worker, bytes: Option<&[u8]>) -> Result<R> {
+        let reason = match (self.read)(&self.mailbox, bytes) {
             Ok(Some(value)) => return Ok(value),
             Ok(None) => "it said that it had returned, but its letterbox is empty".to_owned(),
             Err(error) => error.to_string(),
@@ -315,7 +321,12 @@ impl<R> SpawnContext<R> {
             self.inboxes
                 .iter()
                 .zip(workers)
-                .filter_map(|(inbox, worker)| inbox.as_ref().map(|inbox| inbox.open(worker)))
+                .filter_map(|(inbox, worker)| {
+                    let bytes = self.story.take_value(worker.rank);
+                    inbox
+                        .as_ref()
+                        .map(|inbox| inbox.open(worker, bytes.as_deref()))
+                })
                 .collect()
         }));
         // The letterboxes have nothing more to give.

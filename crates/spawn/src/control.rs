@@ -78,8 +78,7 @@ pub(crate) fn tell(socket: BorrowedFd<'_>, frame: &Frame) -> Result<(), Errno> {
     send(socket, &frame.encode(), &[])
 }
 
-/// Sends the last frame of all, and news that others are to hear of at once: the parent, who does not look at each frame
-/// as it comes, is woken for it.
+/// Sends the last frame of all: the parent, who does not look at each frame as it comes, is woken for it.
 pub(crate) fn tell_last(socket: BorrowedFd<'_>, frame: &Frame) -> Result<(), Errno> {
     let told = tell(socket, frame);
     rustix::net::shutdown(socket, Shutdown::Write).and(told)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::process::getpid;
 use rustix::thread::gettid;
 
+use crate::death::OomKills;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forkserver;
 use crate::launch::{Launched, Plan};
@@ -24,7 +25,7 @@ use crate::method::StartMethod;
 use crate::run::Options;
 use crate::start::{Enrolled, Start, launch_all};
 use crate::story::Story;
-use crate::supervisor::{BELL, Supervisor};
+use crate::supervisor::{BELL, SLICE, Supervisor};
 use crate::trampoline::Target;
 
 /// What the supervisor can be told to do.
@@ -57,16 +58,75 @@ pub(crate) enum Order {
     },
 }
 
+/// What lies on the desk.
+#[derive(Default)]
+pub(crate) struct Orders {
+    list: Vec<Order>,
+    asleep: Asleep,
+    /// The last count of out-of-memory kills, and when that was.
+    counted: Option<(Instant, Arc<OomKills>)>,
+}
+
+/// When the supervisor looks at its desk next, if it is not rung.
+#[derive(Clone, Copy, Debug, Default)]
+enum Asleep {
+    /// It is awake, and looks before it goes to sleep.
+    #[default]
+    No,
+    Until(Instant),
+    ForEver,
+}
+
+impl Orders {
+    /// Takes all that is there. Until [`rest`](Orders::rest) the supervisor is awake.
+    pub(crate) fn take(&mut self) -> Vec<Order> {
+        self.asleep = Asleep::No;
+        std::mem::take(&mut self.list)
+    }
+
+    /// The supervisor goes to sleep until then, or until something happens; unless there is something to do.
+    pub(crate) fn rest(&mut self, until: Option<Instant>) -> bool {
+        let rests = self.list.is_empty();
+        if rests {
+            self.asleep = until.map_or(Asleep::ForEver, Asleep::Until);
+        }
+        rests
+    }
+
+    /// How many out-of-memory kills there were, not long ago; `None` if that was too long ago. Reading the counters anew
+    /// for each of many quick starts would cost as much as starting.
+    pub(crate) fn oom_kills(&self) -> Option<Arc<OomKills>> {
+        let (at, kills) = self.counted.as_ref()?;
+        (at.elapsed() < RECOUNT).then(|| Arc::clone(kills))
+    }
+
+    pub(crate) fn note_oom_kills(&mut self, kills: Arc<OomKills>) {
+        self.counted = Some((Instant::now(), kills));
+    }
+
+    /// Whether what lies here is seen by then.
+    fn is_seen_by(&self, by: Instant) -> bool {
+        match self.asleep {
+            Asleep::No => true,
+            Asleep::Until(until) => until <= by,
+            Asleep::ForEver => false,
+        }
+    }
+}
+
 /// The way to the thread.
 pub(crate) struct Desk {
     /// The process that the thread belongs to: a forked child has the memory, but not the thread.
     pid: u32,
-    pub(crate) orders: Mutex<Vec<Order>>,
+    pub(crate) orders: Mutex<Orders>,
     pub(crate) bell: Mutex<OwnedFd>,
     pub(crate) epoll: OwnedFd,
     /// Cleared when the thread ends, which it does only when it panics.
     pub(crate) open: AtomicBool,
 }
+
+/// How old a count of out-of-memory kills may be to stand for "before the start".
+const RECOUNT: Duration = Duration::from_secs(1);
 
 static DESK: Mutex<Option<Arc<Desk>>> = Mutex::new(None);
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -105,7 +165,7 @@ pub(crate) fn start(
         launched = Some(launch_all(&start.plans)?);
     }
     match launched {
-        Some(launched) => desk.order(Order::Watch(start.enrol(launched))),
+        Some(launched) => desk.watch(start.enrol(launched)),
         None => {
             let (reply, answer) = sync_channel(1);
             desk.order(Order::Start(start, reply));
@@ -160,7 +220,7 @@ pub(crate) fn set_grace(story: &Story, grace: Duration) {
 /// tell of it, is told again or given up.
 pub(crate) fn nudge() {
     let desk = DESK.lock().clone();
-    if let Some(desk) = desk.filter(|desk| !desk.orders.lock().is_empty()) {
+    if let Some(desk) = desk.filter(|desk| !desk.orders.lock().list.is_empty()) {
         desk.urge();
     }
 }
@@ -245,8 +305,28 @@ fn desk() -> Result<Arc<Desk>> {
 
 impl Desk {
     fn order(&self, order: Order) {
-        self.orders.lock().push(order);
+        self.orders.lock().list.push(order);
         self.urge();
+    }
+
+    /// Has processes watched that were started by this thread. The supervisor need not be woken for it, which would cost
+    /// as much as some of the start: what happens to them wakes it, and then it looks at its desk first.
+    fn watch(&self, mut enrolled: Enrolled) {
+        let mut orders = self.orders.lock();
+        enrolled.oom_before = orders.oom_kills();
+        // Under the lock: news that come before the order is there find it when they are read.
+        let watched = enrolled.watch(&self.epoll);
+        let silent = watched && enrolled.oom_before.is_some() && {
+            let slice = Instant::now() + SLICE;
+            orders.is_seen_by(enrolled.deadline.map_or(slice, |at| at.min(slice)))
+        };
+        orders.list.push(Order::Watch(enrolled));
+        drop(orders);
+        if !silent {
+            self.urge();
+        } else if !self.open.load(Ordering::Acquire) {
+            self.abandon();
+        }
     }
 
     /// Has the orders taken, or given up.
@@ -282,7 +362,7 @@ impl Desk {
     }
 
     pub(crate) fn abandon(&self) {
-        let orders = std::mem::take(&mut *self.orders.lock());
+        let orders = self.orders.lock().take();
         orders.into_iter().for_each(Order::abandon);
     }
 }

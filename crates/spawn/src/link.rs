@@ -296,12 +296,6 @@ impl Mailbox {
         self.0.send(value).map_err(reason)
     }
 
-    /// Puts in what [`plain`] gave in another process.
-    pub(crate) fn put_plain(&self, bytes: &[u8]) -> Result<(), BoxError> {
-        let message = Outgoing::from_plain(&Arena::current()?, bytes)?;
-        Ok(self.0.send_encoded(message)?)
-    }
-
     pub(crate) fn take<T: DeserializeOwned>(&self) -> Result<Option<T>, BoxError> {
         Ok(self.0.try_recv()?)
     }

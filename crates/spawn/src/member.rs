@@ -13,9 +13,8 @@ use crate::entry::DETACH;
 use crate::error::{ErrorKind, Exit, Worker, last_lines};
 use crate::failure::Failure;
 use crate::frame::Frame;
-use crate::hello::Handle;
 use crate::launch::{Arguments, Launched, Plan};
-use crate::link::{self, Mailbox};
+use crate::link;
 use crate::tail::Tail;
 use crate::time::monotonic_nanos;
 use crate::worker::UNHEARD;
@@ -58,8 +57,8 @@ pub(crate) struct Member {
     pub(crate) control: Option<OwnedFd>,
     /// Its arguments, as long as it may not have taken them.
     arguments: Option<Arguments>,
-    /// Names the letterbox for its result.
-    outcome: Handle,
+    /// What it returned, if that came as bytes and nobody has taken it yet.
+    value: Option<Vec<u8>>,
     arena: Option<link::Member>,
     arrived: bool,
     word: Word,
@@ -89,7 +88,6 @@ impl Member {
             rank,
             name,
             arguments,
-            outcome,
             setup,
             ..
         } = plan;
@@ -102,7 +100,7 @@ impl Member {
             pidfd: launched.pidfd,
             control: Some(launched.control),
             arguments: Some(arguments),
-            outcome,
+            value: None,
             arena: None,
             arrived: false,
             word: Word::None,
@@ -254,18 +252,10 @@ impl Member {
                 return None;
             }
             Frame::Returned { plain } => {
-                // On its behalf: where it lies, whoever joins finds it.
-                let kept = plain.map(|bytes| {
-                    Mailbox::open(self.outcome).and_then(|mailbox| mailbox.put_plain(&bytes))
-                });
-                if let Some(Err(error)) = kept {
-                    let reason = error.to_string();
-                    Failure::at(monotonic_nanos(), ErrorKind::ResultLost { worker, reason })
-                } else {
-                    self.word = Word::Returned;
-                    self.leave();
-                    return None;
-                }
+                self.value = plain;
+                self.word = Word::Returned;
+                self.leave();
+                return None;
             }
             Frame::Refused { reason } => Failure::at(0, ErrorKind::NeverStarted { worker, reason }),
             Frame::Raised {
@@ -395,6 +385,11 @@ impl Member {
             last_task: record.task,
             stderr_tail,
         }
+    }
+
+    /// What it returned, once, if that did not go to its letterbox.
+    pub(crate) fn take_value(&mut self) -> Option<Vec<u8>> {
+        self.value.take()
     }
 
     /// Closes what is left of one that has ended.

@@ -275,6 +275,9 @@ impl Run {
         }
         for member in &mut self.members {
             member.settle(&self.shared);
+            if let Some(value) = member.take_value() {
+                self.story.keep(member.worker.rank, value);
+            }
             let phase = if member.has_ended() && member.has_returned() {
                 Phase::Finished
             } else if member.has_ended() {

@@ -1,16 +1,21 @@
 //! The processes of one context between the plan and the supervision: all are started, or none is.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
+use rustix::event::epoll;
+use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::death;
+use crate::death::{self, OomKills};
 use crate::error::Result;
 use crate::launch::{Launched, Plan, launch};
 use crate::link::Shared;
 use crate::member::Member;
 use crate::run::Options;
 use crate::story::{Story, after};
+use crate::supervisor::token;
 
 /// The processes of one context, to be started.
 pub(crate) struct Start {
@@ -26,6 +31,39 @@ pub(crate) struct Enrolled {
     pub(crate) shared: Vec<Shared>,
     pub(crate) options: Options,
     pub(crate) story: Arc<Story>,
+    /// When the first of them must have reached `init`.
+    pub(crate) deadline: Option<Instant>,
+    /// How many out-of-memory kills there were before, if that was known.
+    pub(crate) oom_before: Option<Arc<OomKills>>,
+    /// Whether what happens to them is reported, if that was seen to.
+    pub(crate) watched: Option<Result<(), Errno>>,
+}
+
+impl Enrolled {
+    /// Has the epoll report what happens to them. Whether it will, for all of them.
+    ///
+    /// Edges, not levels: a descriptor that is closed here stays in the epoll as long as a forked child of the host has
+    /// a copy of it, and would be reported without end. A look always takes all that is there.
+    ///
+    /// What a child says while it runs its function wakes nobody; it is read when there is reason to look. It shuts its
+    /// side of the socket down after its last word, and that is reported, once: its end is seen by the other descriptor.
+    pub(crate) fn watch(&mut self, epoll: &OwnedFd) -> bool {
+        let last_word =
+            epoll::EventFlags::RDHUP | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
+        let end = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let add = |member: &Member| {
+            let data = epoll::EventData::new_u64(token(self.story.id, member.worker.rank));
+            for (descriptor, flags) in [(&member.pidfd, end), (&member.control, last_word)] {
+                if let Some(descriptor) = descriptor {
+                    epoll::add(epoll, descriptor, data, flags)?;
+                }
+            }
+            Ok(())
+        };
+        let watched = self.members.iter().try_for_each(add);
+        self.watched = Some(watched);
+        watched.is_ok() && self.members.iter().all(|member| member.pidfd.is_some())
+    }
 }
 
 /// Starts all these processes, or none. To be called on a thread that lives as long as the process.
@@ -64,6 +102,9 @@ impl Start {
             shared,
             options,
             story,
+            deadline,
+            oom_before: None,
+            watched: None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a context and the supervisor share: who the processes are, and how it ended.
 
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -51,6 +52,8 @@ pub(crate) struct Story {
 #[derive(Debug, Default)]
 struct State {
     members: Vec<(Worker, Phase)>,
+    /// What processes returned, by their ranks, as far as it is not in their letterboxes.
+    values: HashMap<usize, Vec<u8>>,
     /// The ranks of those that have ended, in the order in which they did.
     ended: Vec<usize>,
     /// It will end with an error, as soon as all have been stopped.
@@ -109,6 +112,16 @@ impl Story {
     /// All processes have been started.
     pub(crate) fn begin(&self, workers: impl Iterator<Item = Worker>) {
         self.state.lock().members = workers.map(|worker| (worker, Phase::Starting)).collect();
+    }
+
+    /// Keeps what a process returned for whoever joins.
+    pub(crate) fn keep(&self, rank: usize, value: Vec<u8>) {
+        self.state.lock().values.insert(rank, value);
+    }
+
+    /// What was kept of a process, once.
+    pub(crate) fn take_value(&self, rank: usize) -> Option<Vec<u8>> {
+        self.state.lock().values.remove(&rank)
     }
 
     pub(crate) fn note(&self, rank: usize, phase: Phase) {

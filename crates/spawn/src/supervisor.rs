@@ -5,7 +5,7 @@
 //! mean to the context's [`Run`].
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -29,13 +29,10 @@ pub(crate) const BELL: u64 = u64::MAX;
 const SERVER: u64 = 1 << 63;
 
 /// How often all processes are looked at, news or not.
-const SLICE: Duration = Duration::from_secs(1);
-
-/// How old a count of out-of-memory kills may be to stand for "before the start".
-const RECOUNT: Duration = Duration::from_secs(1);
+pub(crate) const SLICE: Duration = Duration::from_secs(1);
 
 /// Names a member in epoll. Which of its two descriptors it was does not matter: both are looked at.
-fn token(id: u32, rank: usize) -> u64 {
+pub(crate) fn token(id: u32, rank: usize) -> u64 {
     u64::from(id) << 32 | rank as u64
 }
 
@@ -49,8 +46,9 @@ pub(crate) struct Supervisor {
     servers: HashMap<u64, OwnedFd>,
     /// When all processes were looked at.
     looked: Instant,
-    /// The last count of out-of-memory kills, and when that was.
-    counted: Option<(Instant, Arc<OomKills>)>,
+    /// There were processes not long ago. Then the desk is looked at once more before this thread sleeps for long:
+    /// another start need not wake it.
+    lingers: bool,
 }
 
 impl Supervisor {
@@ -61,7 +59,7 @@ impl Supervisor {
             buffer: Vec::new(),
             servers: HashMap::new(),
             looked: Instant::now(),
-            counted: None,
+            lingers: false,
         }
     }
 
@@ -71,14 +69,19 @@ impl Supervisor {
         let mut events = Vec::with_capacity(64);
         loop {
             // Descriptors that something in this program closed give no news; a look now and then finds what they hide.
-            let slice = (!self.runs.is_empty()).then(|| self.looked + SLICE);
-            let timeout = self
+            let slice = (self.lingers || !self.runs.is_empty()).then(|| self.looked + SLICE);
+            let deadline = self
                 .runs
                 .values()
                 .filter_map(Run::next_deadline)
                 .chain(slice)
-                .min()
-                .map(until);
+                .min();
+            let rests = self.desk.orders.lock().rest(deadline);
+            let timeout = if rests {
+                deadline.map(until)
+            } else {
+                Some(Timespec::default())
+            };
             events.clear();
             match epoll::wait(
                 &self.desk.epoll,
@@ -94,6 +97,7 @@ impl Supervisor {
             self.turn(&events);
             if self.looked.elapsed() >= SLICE {
                 self.looked = Instant::now();
+                self.lingers = !self.runs.is_empty();
                 for run in self.runs.values_mut() {
                     let all = (0..run.members().len()).collect();
                     run.look(&all, &mut self.buffer);
@@ -105,11 +109,15 @@ impl Supervisor {
 
     fn turn(&mut self, events: &[epoll::Event]) {
         let mut touched: HashMap<u32, HashSet<usize>> = HashMap::new();
-        let mut rung = false;
+        // What there are news of may have been started without a ring.
+        self.take_orders();
         for event in events {
             let token = event.data.u64();
             if token == BELL {
-                rung = true;
+                let mut count = [0; 8];
+                let _ = rustix::io::read(&*self.desk.bell.lock(), &mut count);
+                // Whoever rang left something, before or after the look above.
+                self.take_orders();
             } else if token & SERVER != 0 {
                 self.wait_for_server(token);
             } else {
@@ -132,16 +140,11 @@ impl Supervisor {
         {
             run.tick(now, &mut self.buffer);
         }
-        if rung {
-            self.take_orders();
-        }
         self.runs.retain(|_, run| !run.is_over());
     }
 
     fn take_orders(&mut self) {
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&*self.desk.bell.lock(), &mut count);
-        let orders = std::mem::take(&mut *self.desk.orders.lock());
+        let orders = self.desk.orders.lock().take();
         for order in orders {
             match order {
                 Order::Start(start, reply) => match launch_all(&start.plans) {
@@ -195,17 +198,23 @@ impl Supervisor {
         }
     }
 
-    fn supervise(&mut self, enrolled: Enrolled) {
+    fn supervise(&mut self, mut enrolled: Enrolled) {
+        if enrolled.watched.is_none() {
+            enrolled.watch(&self.desk.epoll);
+        }
         let Enrolled {
             members,
             shared,
             options,
             story,
+            oom_before,
+            watched,
+            ..
         } = enrolled;
         let id = story.id;
-        let mut run = Run::new(story, members, shared, options, self.oom_kills());
-        let watched = self.watch(id, &run);
-        if let Err(errno) = watched {
+        let oom_before = oom_before.unwrap_or_else(|| self.oom_kills());
+        let mut run = Run::new(story, members, shared, options, oom_before);
+        if let Some(Err(errno)) = watched {
             tracing::error!(%errno, "these processes cannot be watched; stopping them");
             run.interrupt(true);
         }
@@ -220,6 +229,7 @@ impl Supervisor {
             run.look(&gone, &mut self.buffer);
         }
         self.runs.insert(id, run);
+        self.lingers = true;
     }
 
     /// Starts a fork server, and sees to it that it is waited for whenever it ends.
@@ -249,38 +259,13 @@ impl Supervisor {
         }
     }
 
-    /// How many out-of-memory kills there were, not long ago. Reading the counters anew for each of many quick starts
-    /// would cost as much as starting.
-    fn oom_kills(&mut self) -> Arc<OomKills> {
-        match &self.counted {
-            Some((at, kills)) if at.elapsed() < RECOUNT => Arc::clone(kills),
-            _ => {
-                let kills = Arc::new(OomKills::read());
-                self.counted = Some((Instant::now(), Arc::clone(&kills)));
-                kills
-            }
-        }
-    }
-
-    /// Edges, not levels: a descriptor that is closed here stays in the epoll as long as a forked child of the host
-    /// has a copy of it, and would be reported without end. A look always takes all that is there.
-    ///
-    /// What a child says while it runs its function wakes nobody; it is read when there is reason to look. It shuts
-    /// its side of the socket down after its last word, and that is reported, once: its end is seen by the other
-    /// descriptor.
-    fn watch(&self, id: u32, run: &Run) -> Result<(), Errno> {
-        let last_word =
-            epoll::EventFlags::RDHUP | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
-        let end = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        for member in run.members() {
-            let data = epoll::EventData::new_u64(token(id, member.worker.rank));
-            for (descriptor, flags) in [(&member.pidfd, end), (&member.control, last_word)] {
-                if let Some(descriptor) = descriptor {
-                    epoll::add(&self.desk.epoll, descriptor.as_fd(), data, flags)?;
-                }
-            }
-        }
-        Ok(())
+    fn oom_kills(&self) -> Arc<OomKills> {
+        let known = self.desk.orders.lock().oom_kills();
+        known.unwrap_or_else(|| {
+            let kills = Arc::new(OomKills::read());
+            self.desk.orders.lock().note_oom_kills(Arc::clone(&kills));
+            kills
+        })
     }
 }
 

@@ -52,11 +52,10 @@ impl Call<'_> {
     fn say_last(&self, frame: &Frame) -> bool {
         let ours = sockopt::socket_peercred(self.control)
             .is_ok_and(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs() == self.hello.parent);
-        let told = match frame {
-            _ if !ours => Err(Errno::BADF),
-            // Nobody acts on it before the process has ended, which wakes the parent.
-            Frame::Returned { .. } => control::tell(self.control, frame),
-            _ => control::tell_last(self.control, frame),
+        let told = if ours {
+            control::tell_last(self.control, frame)
+        } else {
+            Err(Errno::BADF)
         };
         if let Err(errno) = told {
             tracing::debug!(%errno, "the parent could not be told");
