@@ -53,6 +53,7 @@ mod armed {
         "chunk.run.unformatted",
         "chunk.slab.unformatted",
         "chunk.trim.unmarked",
+        "forkserver.copied",
         "get.recorded",
         "get.released",
         "get.taken",

@@ -11,6 +11,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
     recvmsg, sendmsg, socketpair,
 };
+use rustix::process::Pid;
 
 use crate::frame::{FRAME, Frame};
 
@@ -144,6 +145,26 @@ pub(crate) fn receive_any(socket: BorrowedFd<'_>, size: usize) -> Result<Option<
         descriptors,
         truncated,
     }))
+}
+
+/// The process that sent the packet which is there, if the system says. The socket must have been told to ask for that
+/// before.
+pub(crate) fn sender(socket: BorrowedFd<'_>) -> Option<Pid> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 1];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        flags,
+    )
+    .ok()?;
+    control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmCredentials(who) => Some(who.pid),
+        _ => None,
+    })
 }
 
 /// Looks for the next frame without waiting.

@@ -61,7 +61,25 @@ pub(crate) fn copy() -> Result<Copied, Errno> {
     if threads()? != 1 {
         return Err(Errno::BUSY);
     }
+    match clone(Call::Clone3) {
+        // Filters of containers that are older than this call, or cannot look into its arguments, do not let it pass.
+        // The older one can do the same.
+        Err(Errno::NOSYS | Errno::PERM) => clone(Call::Clone),
+        other => other,
+    }
+}
+
+/// The two system calls that make a copy.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Clone3,
+    Clone,
+}
+
+/// Makes a copy by that call. To be called by the only thread of this process.
+fn clone(call: Call) -> Result<Copied, Errno> {
     let mut pidfd: RawFd = -1;
+    let place = (&raw mut pidfd) as u64;
     // The child's end signals our parent as ours would: with CLONE_PARENT the signal is inherited, and must be 0 here.
     // What the C library does beyond this in its own fork is for processes with threads (taking its locks before, and
     // giving them back after), and noting the id of the main thread, which the kernel is asked to do where the C
@@ -71,19 +89,26 @@ pub(crate) fn copy() -> Result<Copied, Errno> {
     if tid != 0 {
         flags |= (libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID) as u64;
     }
-    let arguments: [u64; 8] = [flags, (&raw mut pidfd) as u64, tid, 0, 0, 0, 0, 0];
-    // SAFETY: the arguments are a `struct clone_args` of its first size (eight words), which the kernel reads. No stack
-    // is given and memory is not shared, so both processes go on here, each with all it had: this is what `fork` does.
-    // The child of a process with one thread may do anything that its parent could: there is no other thread that
-    // could have held a lock, and the count above was taken by the only thread that could start another. The kernel
-    // writes to `pidfd`, which lives, and in the child to the word in which the C library keeps the main thread's id,
-    // whose place it told the kernel itself when the process started.
-    let pid = unsafe {
-        libc::syscall(
-            libc::SYS_clone3,
-            arguments.as_ptr(),
-            size_of_val(&arguments),
-        )
+    let arguments: [u64; 8] = [flags, place, tid, 0, 0, 0, 0, 0];
+    let pid = match call {
+        // SAFETY: the arguments are a `struct clone_args` of its first size (eight words), which the kernel reads. No
+        // stack is given and memory is not shared, so both processes go on here, each with all it had: this is what
+        // `fork` does. The child of a process with one thread may do anything that its parent could: there is no other
+        // thread that could have held a lock, and the count in `copy` was taken by the only thread that could start
+        // another. The kernel writes to `pidfd`, which lives, and in the child to the word in which the C library keeps
+        // the main thread's id, whose place it told the kernel itself when the process started.
+        Call::Clone3 => unsafe {
+            libc::syscall(
+                libc::SYS_clone3,
+                arguments.as_ptr(),
+                size_of_val(&arguments),
+            )
+        },
+        // One architecture takes the first two the other way round.
+        Call::Clone if cfg!(target_arch = "s390x") => return Err(Errno::NOSYS),
+        // SAFETY: as above, the same in words of its own: flags, no stack, where the pidfd goes, and where the main
+        // thread's id goes, which is the fourth argument or the fifth; the other one is for what no flag asks for.
+        Call::Clone => unsafe { libc::syscall(libc::SYS_clone, flags, 0_u64, place, tid, tid) },
     };
     if pid == 0 {
         return Ok(Copied::Child);

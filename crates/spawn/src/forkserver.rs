@@ -51,6 +51,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, pidfd_send_signal, waitpid};
 
 use crate::control;
@@ -237,14 +238,7 @@ impl Server {
     fn hear(&mut self, until: Option<Instant>) -> Result<(Answer, Vec<OwnedFd>), String> {
         let mut look = [PollFd::new(&self.control, PollFlags::IN)];
         loop {
-            let left = until.map(|until| {
-                let left = until.saturating_duration_since(Instant::now());
-                Timespec {
-                    tv_sec: left.as_secs().min(i32::MAX as u64) as i64,
-                    tv_nsec: left.subsec_nanos().into(),
-                }
-            });
-            match poll(&mut look, left.as_ref()) {
+            match poll(&mut look, left(until).as_ref()) {
                 Ok(0) => {
                     self.given_up = true;
                     // One that does not answer may be stopped: it must not make a process later that nobody expects.
@@ -300,6 +294,7 @@ impl Server {
                 }),
                 Err(error) => {
                     failed.get_or_insert(error);
+                    end_unannounced(&control, until);
                 }
             }
         }
@@ -314,6 +309,8 @@ impl Server {
         directory: Option<&OwnedFd>,
     ) -> Result<OwnedFd> {
         let (ours, theirs) = greet(plan)?;
+        // In case that the server does not live to say who it is.
+        let _ = sockopt::set_socket_passcred(&ours, true);
         let open = |stream: BorrowedFd<'static>| rustix::io::fcntl_getfd(stream).is_ok();
         let (stdout, stderr) = (rustix::stdio::stdout(), rustix::stdio::stderr());
         // As after exec: in a group of its own, unless it reads what this process would read.
@@ -389,6 +386,32 @@ impl Server {
         changes.extend(gone.map(|name| (name.as_bytes().to_vec(), None)));
         changes
     }
+}
+
+/// Ends a child that may have been made without an answer: its server was killed in between. It is ours to wait for, and
+/// what it says by its socket comes with its process id. Where there is none, nobody has the other end of that socket.
+fn end_unannounced(control: &OwnedFd, until: Option<Instant>) {
+    let mut look = [PollFd::new(control, PollFlags::IN)];
+    match poll(&mut look, left(until).as_ref()) {
+        Ok(1..) => {}
+        _ => return,
+    }
+    if let Some(pid) = control::sender(control.as_fd()) {
+        tracing::debug!(pid = %pid.as_raw_nonzero(), "the fork server ended before it could tell of this process");
+        let _ = kill_process(pid, Signal::KILL);
+        let _ = waitpid(Some(pid), WaitOptions::empty());
+    }
+}
+
+/// What is left until then, for `poll`.
+fn left(until: Option<Instant>) -> Option<Timespec> {
+    until.map(|until| {
+        let left = until.saturating_duration_since(Instant::now());
+        Timespec {
+            tv_sec: left.as_secs().min(i32::MAX as u64) as i64,
+            tv_nsec: left.subsec_nanos().into(),
+        }
+    })
 }
 
 fn unexpected(answer: Answer) -> String {

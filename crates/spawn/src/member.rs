@@ -77,8 +77,6 @@ pub(crate) struct Member {
     daemon: bool,
     /// What it answered when it was told to live on.
     disarmed: Option<bool>,
-    /// Its descriptors, once it has ended. They are closed when that has been told, which somebody waits for.
-    spent: [Option<OwnedFd>; 2],
 }
 
 impl Member {
@@ -113,7 +111,6 @@ impl Member {
             daemon: setup.is_daemon(),
             tail: setup.tail.clone(),
             disarmed: None,
-            spent: [None, None],
         }
     }
 
@@ -306,7 +303,9 @@ impl Member {
     /// The process is gone. A failure, unless it had said its last word or we made it end.
     fn end(&mut self, exit: Exit, oom_before: &OomKills) -> Option<Failure> {
         self.exit = Some(exit.clone());
-        self.spent = [self.pidfd.take(), self.control.take()];
+        // Before that is told: whoever joined finds no descriptor of it any more.
+        self.pidfd = None;
+        self.control = None;
         let clean = matches!(exit, Exit::Code(0) | Exit::Unknown);
         match self.word {
             Word::Failed => return None,
@@ -390,11 +389,6 @@ impl Member {
     /// What it returned, once, if that did not go to its letterbox.
     pub(crate) fn take_value(&mut self) -> Option<Vec<u8>> {
         self.value.take()
-    }
-
-    /// Closes what is left of one that has ended.
-    pub(crate) fn tidy(&mut self) {
-        self.spent = [None, None];
     }
 
     pub(crate) fn is_daemon(&self) -> bool {

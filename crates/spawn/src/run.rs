@@ -297,7 +297,6 @@ impl Run {
             tracing::debug!("only daemons are left; stopping them");
             self.stop(self.options.grace);
         }
-        self.members.iter_mut().for_each(Member::tidy);
         self.answer_detaching(Instant::now());
     }
 

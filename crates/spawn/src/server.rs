@@ -96,6 +96,7 @@ pub(crate) fn serve(hello: &Hello, control: OwnedFd) {
                 return;
             }
             Ok(Copied::Server { pid, pidfd }) => {
+                link::failpoint!("forkserver.copied");
                 drop(descriptors);
                 let pid = pid.as_raw_nonzero().get();
                 answer(&control, &Answer::Started { pid }, &[&pidfd]);

@@ -13,7 +13,7 @@ fn running() -> Member {
         pidfd: None,
         control: None,
         arguments: None,
-        outcome: [0; 2],
+        value: None,
         arena: None,
         arrived: true,
         word: Word::None,

@@ -25,6 +25,8 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_process_is_a_child_of_the_program_in_a_group_of_its_own,
         a_process_has_no_descriptor_of_another,
         where_the_server_cannot_be_copied_processes_start_by_spawn,
+        where_clone3_is_filtered_the_server_is_copied_by_clone,
+        a_server_killed_between_a_copy_and_its_answer_leaves_nobody,
         a_threads_own_variables_are_dropped_before_the_process_ends,
         the_server_dies_with_the_program,
         a_function_of_a_process_by_the_server_may_use_it_itself,
@@ -44,6 +46,8 @@ pub(crate) fn play(name: &str) -> bool {
         "fork-group" => group_scene,
         "fork-descriptors" => descriptors_scene,
         "fork-filter" => filter_scene,
+        "fork-clone" => clone_scene,
+        "fork-between" => between_scene,
         "fork-dies" => dies_scene,
         "fork-nested" => nested_scene,
         _ => return false,
@@ -324,10 +328,10 @@ fn where_the_server_cannot_be_copied_processes_start_by_spawn() {
 }
 
 fn filter_scene() {
-    // As an old container's filter does, and only for the server and what it makes.
+    // Only for the server and what it makes.
     fn filter() {
         LOADED.get_or_init(std::process::id);
-        support::refuse_clone3();
+        support::refuse_clone3(true);
     }
     fn loaded(rank: usize, _: ()) -> Result<(usize, bool), String> {
         Ok((rank, LOADED.get().is_some()))
@@ -341,6 +345,63 @@ fn filter_scene() {
                 .into_results()
                 .unwrap();
             assert_eq!(found, [(0, false), (1, false), (2, false)]);
+        }
+    });
+}
+
+fn where_clone3_is_filtered_the_server_is_copied_by_clone() {
+    support::play("fork-clone");
+}
+
+fn clone_scene() {
+    // As an old container's filter does.
+    fn filter() {
+        LOADED.get_or_init(std::process::id);
+        support::refuse_clone3(false);
+    }
+    fn loaded(rank: usize, _: ()) -> Result<(usize, bool, u32), String> {
+        let parent = std::os::unix::process::parent_id();
+        Ok((rank, LOADED.get().is_some(), parent))
+    }
+    support::guarded("fork-clone", || {
+        forkserver::preload(filter).unwrap();
+        let me = std::process::id();
+        let found = builder().spawn(loaded, (), 2).unwrap().into_results();
+        assert_eq!(found.unwrap(), [(0, true, me), (1, true, me)]);
+        // Its end comes home as any other's.
+        let error = builder().spawn(exits, (), 1).unwrap().join().unwrap_err();
+        assert!(error.to_string().contains("exited with code 7"), "{error}");
+    });
+}
+
+fn exits(_rank: usize, _: ()) {
+    std::process::exit(7);
+}
+
+fn a_server_killed_between_a_copy_and_its_answer_leaves_nobody() {
+    let mut command = scene_by("fork-between", StartMethod::Forkserver);
+    let output = command
+        .env("TENSORMP_FAILPOINT", "forkserver.copied=kill")
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+fn between_scene() {
+    support::guarded("fork-between", || {
+        for _ in 0..3 {
+            let error = builder().spawn(nothing, (), 2).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Launch), "{error:?}");
+            // The server's own end is seen to by the thread that started it.
+            let server = forkserver::pid().unwrap();
+            while support::exists(server) {
+                std::thread::yield_now();
+            }
+            assert_eq!(crate::scenes::zombies_and_children(), 0);
         }
     });
 }

@@ -14,6 +14,7 @@ mod entry;
 mod forkserver;
 mod group;
 mod hosts;
+mod namespaces;
 mod options;
 mod scenes;
 mod stopping;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         forkserver::tests(),
         group::tests(),
         hosts::tests(),
+        namespaces::tests(),
         options::tests(),
         stopping::tests(),
         scenes::tests(),

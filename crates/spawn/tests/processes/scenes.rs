@@ -11,6 +11,7 @@ use crate::contexts;
 use crate::entry;
 use crate::forkserver;
 use crate::hosts;
+use crate::namespaces;
 use crate::options;
 use crate::support::{
     self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, spawn, wait_for_end,
@@ -50,6 +51,7 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "released" => hosts::released_scene(),
         "runtime" => hosts::runtime_scene(),
         "closing" => hosts::closing_scene(),
+        "outside" => namespaces::outside_scene(),
         "relay" => options::relay_scene(),
         _ => {
             eprintln!("there is no scene {name:?}");
@@ -217,7 +219,7 @@ fn descriptors() -> usize {
 }
 
 /// How many processes, dead or alive, have this one as their parent, beside its fork server.
-fn zombies_and_children() -> usize {
+pub(crate) fn zombies_and_children() -> usize {
     let me = std::process::id().to_string();
     let server = ::spawn::forkserver::pid().map(|pid| pid.to_string());
     std::fs::read_dir("/proc")

@@ -223,29 +223,52 @@ pub(crate) fn ignore_signal(signal: i32) {
     assert_ne!(before, libc::SIG_ERR);
 }
 
-/// Makes `clone3` unknown to this process and to all that it makes.
-pub(crate) fn refuse_clone3() {
+/// Makes `clone3` unknown to this process and to all that it makes, and if told so also a copy of a process as its
+/// sibling.
+pub(crate) fn refuse_clone3(and_siblings: bool) {
     let step = |code: u32, k: u32, jf: u8| libc::sock_filter {
         code: code as u16,
         jt: 0,
         jf,
         k,
     };
-    // Loads the call's number; goes on to the next line if it is that, else skips it.
-    let mut program = [
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+    let load = |offset: u32| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0);
+    // Goes on to the next line if it is that, else skips some.
+    let is = |call: libc::c_long, skip: u8| {
         step(
             libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            libc::SYS_clone3 as u32,
-            1,
-        ),
+            call as u32,
+            skip,
+        )
+    };
+    let answer = |errno: i32| {
         step(
             libc::BPF_RET | libc::BPF_K,
-            libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
+            libc::SECCOMP_RET_ERRNO | errno as u32,
             0,
-        ),
-        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
-    ];
+        )
+    };
+    let mut program = vec![load(0), is(libc::SYS_clone3, 1), answer(libc::ENOSYS)];
+    if and_siblings {
+        // The lower half of the first argument.
+        let low = if cfg!(target_endian = "little") {
+            16
+        } else {
+            20
+        };
+        let sibling = libc::CLONE_PARENT as u32;
+        program.extend([
+            is(libc::SYS_clone, 3),
+            load(low),
+            step(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, sibling, 1),
+            answer(libc::EPERM),
+        ]);
+    }
+    program.push(step(
+        libc::BPF_RET | libc::BPF_K,
+        libc::SECCOMP_RET_ALLOW,
+        0,
+    ));
     let filter = libc::sock_fprog {
         len: program.len() as u16,
         filter: program.as_mut_ptr(),
