@@ -32,6 +32,7 @@ mod chunk;
 mod class;
 pub mod clock;
 pub mod deadlock;
+pub mod descriptor;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 pub mod error;

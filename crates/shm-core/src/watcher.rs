@@ -14,6 +14,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::arena::{Arena, Inner};
 use crate::cells::Owner;
 use crate::deadlock::Servant;
+use crate::descriptor::apart;
 use crate::participant::liveness::Verdict;
 use crate::participant::table::{Life, rows};
 use crate::reap;
@@ -33,7 +34,8 @@ pub(crate) struct Watcher {
 impl Watcher {
     /// Starts the thread. Without one (no thread to be had) waits still look at participants themselves.
     pub(crate) fn start(arena: &Arena) -> Option<Self> {
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let stop = Arc::new(stop.and_then(apart).ok()?);
         let inner = Arc::downgrade(&arena.0);
         let told = Arc::clone(&stop);
         std::thread::Builder::new()

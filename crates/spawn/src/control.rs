@@ -14,6 +14,7 @@ use rustix::net::{
 use rustix::process::Pid;
 
 use crate::frame::{FRAME, Frame};
+use crate::link::apart;
 
 /// The most descriptors in one packet: a control socket, stdout, stderr, a working directory. A greeting has three:
 /// the arena, a stdin, a stdout.
@@ -42,12 +43,13 @@ pub(crate) enum Heard {
 
 /// A connected pair: the parent's end, the child's end. Both close on exec; the launcher puts the child's on its stdin.
 pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
-    socketpair(
+    let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC,
         None,
-    )
+    )?;
+    Ok((apart(ours)?, apart(theirs)?))
 }
 
 /// Sends a packet with descriptors.
@@ -133,7 +135,9 @@ pub(crate) fn receive_any(socket: BorrowedFd<'_>, size: usize) -> Result<Option<
             _ => None,
         })
         .flatten()
-        .collect();
+        .map(apart)
+        .collect::<Result<_, _>>()
+        .map_err(|errno| format!("a descriptor that came with a packet: {errno}"))?;
     // The kernel installs as many as fit and drops the rest without an error.
     let truncated = received.flags.contains(ReturnFlags::CTRUNC);
     if received.bytes == 0 {

@@ -19,8 +19,8 @@ use rustix::thread::gettid;
 use crate::death::OomKills;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forkserver;
-use crate::launch::{Launched, Plan};
-use crate::link::{Deadlock, Shared};
+use crate::launch::{Launched, Plan, advice};
+use crate::link::{Deadlock, Shared, apart};
 use crate::method::StartMethod;
 use crate::run::Options;
 use crate::start::{Enrolled, Start, launch_all};
@@ -272,13 +272,18 @@ fn desk() -> Result<Arc<Desk>> {
     let failed = |what: &str, source: std::io::Error| {
         Error::caused(
             ErrorKind::Launch,
-            format!("the thread that starts processes needs {what}"),
+            format!(
+                "the thread that starts processes needs {what}{}",
+                advice(&source)
+            ),
             source,
         )
     };
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .and_then(apart)
         .map_err(|errno| failed("an event descriptor", errno.into()))?;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+        .and_then(apart)
         .map_err(|errno| failed("an epoll", errno.into()))?;
     epoll::add(
         &epoll,
@@ -349,6 +354,7 @@ impl Desk {
             // Something in this program closed it, so what has its number is not ours to close.
             Err(_) => {
                 let another = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+                let another = apart(another)?;
                 epoll::add(
                     &self.epoll,
                     &another,

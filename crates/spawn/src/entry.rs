@@ -24,6 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{Frame, clip};
 use crate::hello::{Hello, INLINE, SERVER};
 use crate::image::image;
+use crate::launch::advice;
 use crate::link;
 use crate::panic;
 use crate::server;
@@ -212,7 +213,10 @@ fn work(greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> ! {
         Ok(_) => watch(control),
         Err(error) => refuse(
             control,
-            format!("the thread for its function could not be started: {error}"),
+            format!(
+                "the thread for its function could not be started{}: {error}",
+                advice(&error)
+            ),
         ),
     }
 }

@@ -60,7 +60,7 @@ use crate::entry::{self, MARKER};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork;
 use crate::image::image;
-use crate::launch::{Launched, NO_DESCRIPTOR, Plan, greet, title};
+use crate::launch::{Launched, NO_DESCRIPTOR, Plan, advice, greet, title};
 use crate::server::{Answer, ORDER, Order};
 use crate::start::undo;
 use crate::trampoline::{Target, preload_target};
@@ -359,7 +359,9 @@ impl Server {
             (Answer::Failed { errno }, _) => {
                 let errno = Errno::from_raw_os_error(errno);
                 self.unable |= matches!(errno, Errno::NOSYS | Errno::PERM | Errno::INVAL);
-                Err(plan.failed("the fork server could not copy itself", errno))
+                let what = "the fork server could not copy itself";
+                let advice = advice(&errno.into());
+                Err(plan.failed(&format!("{what}{advice}"), errno))
             }
             (answer, _) => Err(failed(unexpected(answer))),
         }

@@ -197,12 +197,14 @@ fn run(
         .stdin(stdin);
     let child = command.spawn().map_err(|error| {
         let program = command.get_program().to_string_lossy();
-        (format!("running {program} failed"), error.into())
+        let advice = advice(&error);
+        (format!("running {program} failed{advice}"), error.into())
     })?;
     let pid = child.id();
     // A child that nobody waited for keeps its id, so this opens the right process. Only where the host ignores
     // SIGCHLD could the id be free again already; it would have to be given to another process within microseconds.
-    match Pid::from_raw(pid as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+    let open = |pid| pidfd_open(pid, PidfdFlags::empty()).and_then(link::apart);
+    match Pid::from_raw(pid as i32).map(open) {
         Some(Ok(pidfd)) => Ok((pid, Some(pidfd))),
         Some(Err(Errno::SRCH)) | None => Ok((pid, None)),
         Some(Err(errno)) => {
@@ -218,6 +220,18 @@ fn run(
     }
 }
 
+/// What to do about it, where the system's own words do not say.
+pub(crate) fn advice(error: &std::io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::AGAIN) => {
+            " (this user, or this container, has as many processes and threads as it may: see `ulimit -u` and the \
+             `pids.max` of its cgroup)"
+        }
+        Some(Errno::TOOBIG) => " (the environment is larger than the system hands to a program)",
+        _ => "",
+    }
+}
+
 /// What `ps` shows as the command: the program's own, and which worker of it.
 pub(crate) fn title(name: &str) -> OsString {
     let mut title = std::env::args_os().next().unwrap_or_else(|| SELF.into());
@@ -225,4 +239,17 @@ pub(crate) fn title(name: &str) -> OsString {
     title.push(name);
     title.push("]");
     title
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_processes_and_a_huge_environment_are_told_with_what_to_do() {
+        let said = |errno: Errno| advice(&errno.into());
+        assert!(said(Errno::AGAIN).contains("ulimit -u"));
+        assert!(said(Errno::TOOBIG).contains("environment"));
+        assert_eq!(said(Errno::NOENT), "");
+    }
 }

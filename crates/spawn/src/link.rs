@@ -12,6 +12,7 @@ use shm_core::Arena;
 use shm_core::cells::Owner;
 pub use shm_core::deadlock::Deadlock;
 use shm_core::deadlock::{Servant, WaitFor, Waiting};
+pub(crate) use shm_core::descriptor::apart;
 pub(crate) use shm_core::failpoint;
 use shm_core::failure::PeerFailure;
 use shm_core::letterbox::Letterbox;

@@ -28,16 +28,21 @@ pub(crate) struct Noted {
     pub(crate) backtrace: Option<String>,
 }
 
+/// What a panic said, and where.
+type Said = (String, Option<String>);
+
 thread_local! {
     static LAST: RefCell<Option<Noted>> = const { RefCell::new(None) };
+    /// What the panic before the last one said.
+    static BEFORE: RefCell<Option<Said>> = const { RefCell::new(None) };
     static IN_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
 /// What the language says when a panic may not go on and the process ends: the panic before it is the reason.
-const NO_WAY_OUT: [&str; 2] = [
-    "panic in a function that cannot unwind",
-    "panic in a destructor during cleanup",
-];
+const NO_WAY_OUT: &str = "panic in a function that cannot unwind";
+
+/// The same of one that comes while another unwinds: that other one, two before, is the reason.
+const NO_WAY_BACK: &str = "panic in a destructor during cleanup";
 
 /// How many panics are told to the parent as they happen. A function that catches panics all the time must not keep
 /// the parent busy with them.
@@ -63,16 +68,28 @@ fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
     let at = monotonic_nanos();
     let mut message = clip(message_of(info.payload()));
     let mut location = info.location().map(ToString::to_string);
-    if NO_WAY_OUT.contains(&message.as_str())
-        && let Ok(Some(Some((first, place)))) = LAST.try_with(|last| {
-            last.try_borrow().ok().map(|last| {
-                last.as_ref()
-                    .map(|last| (last.message.clone(), last.location.clone()))
-            })
+    let last = LAST
+        .try_with(|last| {
+            let last = last.try_borrow().ok()?;
+            let last = last.as_ref()?;
+            Some((last.message.clone(), last.location.clone()))
         })
-    {
-        message = format!("{first} ({message})");
-        location = place;
+        .ok()
+        .flatten();
+    let before = BEFORE
+        .try_with(|before| before.try_borrow_mut().ok()?.take())
+        .ok()
+        .flatten();
+    match (message.as_str(), before, &last) {
+        (NO_WAY_BACK, Some((first, place)), Some((second, _))) => {
+            message = clip(format!("{first} (and then, {message}: {second})"));
+            location = place;
+        }
+        (NO_WAY_BACK | NO_WAY_OUT, _, Some((first, place))) => {
+            message = clip(format!("{first} ({message})"));
+            location.clone_from(place);
+        }
+        _ => {}
     }
     link::note_panic(&match &location {
         Some(location) => format!("{location}: {message}"),
@@ -108,6 +125,7 @@ fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
         location,
         backtrace,
     };
+    let _ = BEFORE.try_with(|before| before.try_borrow_mut().map(|mut before| *before = last));
     // A panic inside a destructor of thread-locals has no place to be noted any more; the recorder has it.
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some(noted)));
 }

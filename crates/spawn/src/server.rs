@@ -185,6 +185,12 @@ fn become_worker(order: &Order, descriptors: Vec<OwnedFd>, title: Option<&Range<
     }
 }
 
+/// What a program finds in place of a stdout or stderr that was closed when it was run.
+fn nowhere() -> Result<OwnedFd, Errno> {
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())
+}
+
 fn resemble(
     order: &Order,
     descriptors: &mut impl Iterator<Item = OwnedFd>,
@@ -198,14 +204,14 @@ fn resemble(
         let missing = || "a descriptor that the order promises is missing".to_owned();
         descriptors.next().map(Some).ok_or_else(missing)
     };
-    if let Some(stdout) = take(order.stdout)? {
-        rustix::stdio::dup2_stdout(&stdout)
-            .map_err(|errno| failed("its stdout could not be put in place", errno))?;
-    }
-    if let Some(stderr) = take(order.stderr)? {
-        rustix::stdio::dup2_stderr(&stderr)
-            .map_err(|errno| failed("its stderr could not be put in place", errno))?;
-    }
+    let stdout = take(order.stdout)?.map_or_else(nowhere, Ok);
+    stdout
+        .and_then(|stdout| rustix::stdio::dup2_stdout(&stdout))
+        .map_err(|errno| failed("its stdout could not be put in place", errno))?;
+    let stderr = take(order.stderr)?.map_or_else(nowhere, Ok);
+    stderr
+        .and_then(|stderr| rustix::stdio::dup2_stderr(&stderr))
+        .map_err(|errno| failed("its stderr could not be put in place", errno))?;
     if let Some(directory) = take(order.directory)? {
         rustix::process::fchdir(&directory)
             .map_err(|errno| failed("its working directory could not be entered", errno))?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
+use crate::descriptor::apart;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The lock bytes of an arena, through a file description of this process's own.
@@ -26,8 +27,9 @@ impl RowLocks {
     /// What the system answers, for example when /proc is not mounted.
     pub fn open(arena: BorrowedFd<'_>, base: u64) -> Result<Self> {
         let path = format!("/proc/self/fd/{}", arena.as_raw_fd());
-        let file =
-            open(&*path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
+        let file = open(&*path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .and_then(apart)
+            .map_err(|errno| {
                 Error::system(
                     "open",
                     errno,

@@ -11,6 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::{Backing, SharingStrategy, check_file_size_limit, vetted_size};
+use crate::descriptor::apart;
 use crate::error::{Bytes, Error, ErrorKind, Result};
 
 /// The strategy `file_descriptor`.
@@ -35,6 +36,7 @@ unsafe impl SharingStrategy for FileDescriptor {
             Err(Errno::INVAL) => memfd_create("tensormp", flags),
             answer => answer,
         }
+        .and_then(apart)
         .map_err(|errno| Error::system("memfd_create", errno, "making the arena's file"))?;
         // A memfd starts open to everyone who can reach /proc/<pid>/fd.
         fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(|errno| {

@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::{Backing, Place, SharingStrategy, check_file_size_limit, vetted_size};
+use crate::descriptor::apart;
 use crate::error::{Bytes, Error, ErrorKind, Result};
 use crate::participant::lock::Gate;
 
@@ -138,7 +139,8 @@ fn make_hidden(directory: &Path) -> Result<(OwnedFd, Hidden)> {
         let path = directory.join(format!(".{}{}.new", prefix(), random()?));
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
+        let file = open(&path, flags, Mode::RUSR | Mode::WUSR).and_then(apart);
+        let file = file.map_err(|errno| {
             let tried = format!("making an arena's file in {}", directory.display());
             Error::system("open", errno, tried)
         })?;
@@ -293,8 +295,8 @@ pub(crate) fn open_looked_at(
     vet(&stat, path)?;
     // The same file, whatever the name means by now.
     let again = format!("/proc/self/fd/{}", seen.as_raw_fd());
-    let file = open(&*again, access | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-    Ok((file, stat))
+    let file = open(&*again, access | OFlags::CLOEXEC, Mode::empty());
+    Ok((file.and_then(apart).map_err(failed)?, stat))
 }
 
 fn look(file: &OwnedFd, path: &Path) -> Result<Stat> {

@@ -26,6 +26,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_killing_signal_is_named,
         an_abort_is_named,
         a_panic_that_aborts_still_has_its_message,
+        a_panic_while_another_unwinds_is_told_with_the_first_one,
         a_result_that_cannot_be_encoded_is_told,
         arguments_that_cannot_be_decoded_are_told,
         a_panic_while_encoding_the_result_is_a_panic,
@@ -267,6 +268,35 @@ fn a_panic_that_aborts_still_has_its_message() {
     };
     assert!(message.starts_with("the last words"), "{message}");
     assert!(location.starts_with(file!()), "{location}");
+}
+
+fn a_panic_while_another_unwinds_is_told_with_the_first_one() {
+    struct Fragile;
+    impl Drop for Fragile {
+        fn drop(&mut self) {
+            panic!("as it fell");
+        }
+    }
+    fn falls(_rank: usize, _: ()) {
+        let _fragile = Fragile;
+        panic!("the reason");
+    }
+    let error = failure(spawn(falls, (), 1));
+    let ErrorKind::ProcessPanicked { message, .. } = error.kind() else {
+        panic!("{error:?}")
+    };
+    let (first, rest) = message.split_once(" (and then, ").unwrap_or_default();
+    assert_eq!(first, "the reason", "{message}");
+    assert!(rest.contains("as it fell"), "{message}");
+    // One whose value panics when it is dropped is told as any other.
+    fn throws(_rank: usize, _: ()) {
+        std::panic::panic_any(Fragile);
+    }
+    let error = failure(spawn(throws, (), 1));
+    assert!(
+        matches!(error.kind(), ErrorKind::ProcessPanicked { .. }),
+        "{error:?}"
+    );
 }
 
 #[derive(Debug, Deserialize)]

@@ -21,11 +21,44 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_second_signal_kills_what_the_first_did_not_stop,
         the_guard_gives_signals_back,
         a_worker_may_start_a_runtime_also_under_one,
+        what_a_host_without_stdout_prints_goes_into_nothing_of_ours,
     ];
     tests.extend(trials_once![
         a_host_that_closes_all_descriptors_hangs_nowhere_and_has_no_orphan,
     ]);
     tests
+}
+
+fn what_a_host_without_stdout_prints_goes_into_nothing_of_ours() {
+    support::play("closed");
+}
+
+/// The system gives the lowest number that is free: the next thing that is opened gets that of a stream that was closed.
+pub(crate) fn closed_scene() {
+    fn standard() -> Vec<String> {
+        let target = |fd| std::fs::read_link(format!("/proc/self/fd/{fd}"));
+        (0..3)
+            .filter_map(|fd| Some(target(fd).ok()?.display().to_string()))
+            .collect()
+    }
+    fn prints(_rank: usize, bytes: Vec<u8>) -> Result<(Vec<String>, Vec<u8>), String> {
+        println!("to nobody");
+        eprintln!("to nobody");
+        Ok((standard(), bytes))
+    }
+    support::guarded("closed", || {
+        support::close_standard_streams();
+        // Too much for the control socket: it goes through the arena.
+        let bytes = vec![7; 100_000];
+        for _ in 0..2 {
+            println!("over the arena's first bytes?");
+            eprintln!("to the supervisor's bell?");
+            let found = spawn(prints, bytes.clone(), 2).unwrap().into_results();
+            let expected = (vec!["/dev/null".to_owned(); 3], bytes.clone());
+            assert_eq!(found.unwrap(), [expected.clone(), expected]);
+            assert!(standard().is_empty());
+        }
+    });
 }
 
 fn a_host_that_blocks_and_ignores_signals_has_workers_that_do_not() {

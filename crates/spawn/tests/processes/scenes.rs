@@ -50,6 +50,7 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "stubborn" => hosts::stubborn_scene(),
         "released" => hosts::released_scene(),
         "runtime" => hosts::runtime_scene(),
+        "closed" => hosts::closed_scene(),
         "closing" => hosts::closing_scene(),
         "outside" => namespaces::outside_scene(),
         "relay" => options::relay_scene(),

@@ -305,6 +305,13 @@ pub(crate) fn close_descriptors(first: u32) {
     assert_eq!(failed, 0);
 }
 
+/// Closes stdin, stdout and stderr of this process.
+pub(crate) fn close_standard_streams() {
+    // SAFETY: as above.
+    let failed = unsafe { libc::close_range(0, 2, 0) };
+    assert_eq!(failed, 0);
+}
+
 /// Prints a line to stderr by the C library's own means, which add what errno says.
 pub(crate) fn print_as_c_would(line: &str) {
     let line = std::ffi::CString::new(line).expect("no zero byte");
