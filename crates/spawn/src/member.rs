@@ -328,11 +328,17 @@ impl Member {
             let said = stderr_tail.map_or(String::new(), |tail| {
                 format!("; its stderr ended with: {}", last_lines(&tail))
             });
+            let advice = match &exit {
+                Exit::Code(_) => ": make `init()` the first line of `main`".to_owned(),
+                Exit::Signal { number, .. } if *number == Signal::KILL.as_raw() => oom_kill()
+                    .map_or(String::new(), |counter| {
+                        format!(", likely for want of memory ({counter})")
+                    }),
+                Exit::Signal { .. } | Exit::Unknown => String::new(),
+            };
             return ErrorKind::NeverStarted {
                 worker,
-                reason: format!(
-                    "it {exit} before it reached `init`: make `init()` the first line of `main`{said}"
-                ),
+                reason: format!("it {exit} before it reached `init`{advice}{said}"),
             };
         }
         if exit == Exit::Code(UNHEARD) && self.word == Word::None {

@@ -93,3 +93,23 @@ fn a_process_whose_socket_ended_while_it_lives_is_lost() {
         "{failure:?}"
     );
 }
+
+#[test]
+fn who_ends_before_init_is_advised_only_if_it_ended_by_itself() {
+    let early = |exit, oom: fn() -> Option<String>| {
+        let member = Member {
+            arrived: false,
+            ..running()
+        };
+        member.cause_of(exit, oom).cause()
+    };
+    let text = early(Exit::Code(0), || panic!("not looked at"));
+    assert!(text.contains("make `init()` the first line"), "{text}");
+    let text = early(killed(), || None);
+    assert!(
+        text.contains("killed by SIGKILL before it reached `init`") && !text.contains("first line"),
+        "{text}"
+    );
+    let text = early(killed(), oom_kill);
+    assert!(text.contains("want of memory (the counter"), "{text}");
+}
