@@ -19,9 +19,12 @@ fn main() {
         return;
     }
     spawn::init();
-    // A few starts and nothing else, to look at under strace or perf.
-    if std::env::args().nth(1).as_deref() == Some("few") {
-        (0..200).for_each(|_| spawned());
+    // A few starts and nothing else, or as many of the floor's, to look at under strace or perf.
+    let mut words = std::env::args().skip(1);
+    if words.next().as_deref() == Some("few") {
+        let floor = words.next().as_deref() == Some("floor");
+        let one = if floor { floor_once } else { spawned };
+        (0..200).for_each(|_| one());
         return;
     }
     let method = if std::env::args().any(|word| word == "forkserver") {
@@ -36,9 +39,9 @@ fn main() {
     let mut against_itself = Vec::new();
     batch(spawned);
     for _ in 0..ROUNDS {
-        let floor = batch(floor);
+        let floor = batch(floor_once);
         let subject = batch(spawned);
-        let again = batch(self::floor);
+        let again = batch(floor_once);
         ratios.push(subject.as_secs_f64() / floor.as_secs_f64());
         against_itself.push(again.as_secs_f64() / floor.as_secs_f64());
         floors.push(floor.as_secs_f64() * 1e6);
@@ -66,7 +69,7 @@ fn batch(one: fn()) -> Duration {
     times[BATCH / 2]
 }
 
-fn floor() {
+fn floor_once() {
     let status = Command::new("/proc/self/exe")
         .arg("floor")
         .status()
