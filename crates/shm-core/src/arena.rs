@@ -20,7 +20,7 @@ use crate::reap;
 use crate::room::SystemLimits;
 use crate::segment::{PageSize, Segment};
 use crate::strategy::{self, Strategy, file_system};
-use crate::watcher::Watcher;
+use crate::watcher::{Gate, Watcher};
 use builder::check_header;
 
 mod attach;
@@ -38,7 +38,6 @@ pub(crate) use builder::{check_header_words, this_boot};
 /// assert_eq!(arena.stats().participants, 1);
 /// # Ok::<(), shm_core::error::Error>(())
 /// ```
-#[derive(Clone)]
 pub struct Arena(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
@@ -49,6 +48,7 @@ pub(crate) struct Inner {
     heap: Heap,
     locks: RowLocks,
     watcher: OnceLock<Option<Watcher>>,
+    pub(crate) gate: Arc<Gate>,
     pages: PageSize,
     strategy: Strategy,
     /// Whether the file has to be removed by the last to leave.
@@ -242,6 +242,7 @@ impl Arena {
                 .use_huge_pages(segment.word(header::HUGE_PAGES).load(Ordering::Relaxed) == 1),
             locks,
             watcher: OnceLock::new(),
+            gate: Arc::default(),
             reaping: Mutex::new(()),
             segment,
         };
@@ -402,9 +403,17 @@ impl Arena {
         }
     }
 
-    /// Starts the thread that notices deaths at once, if it does not run yet.
+    /// Starts the thread that notices deaths at once, and that others lack memory, if it does not run yet.
     pub fn watch(&self) {
         self.0.watcher.get_or_init(|| Watcher::start(self));
+    }
+
+    /// Ends the watcher, as SIGKILL ends all threads.
+    #[cfg(test)]
+    pub(crate) fn end_watcher(&self) {
+        if let Some(Some(watcher)) = self.0.watcher.get() {
+            watcher.end();
+        }
     }
 
     /// Whether this process is a bare fork of the one that joined.
@@ -462,6 +471,25 @@ impl std::panic::RefUnwindSafe for Arena {}
 impl AsFd for Arena {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.segment.as_fd()
+    }
+}
+
+impl Clone for Arena {
+    #[inline]
+    fn clone(&self) -> Self {
+        if self.0.gate.is_looking() {
+            self.0.gate.cloned();
+        }
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for Arena {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.gate.is_looking() {
+            Gate::dropped(self);
+        }
     }
 }
 
