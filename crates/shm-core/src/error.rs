@@ -50,6 +50,8 @@ pub enum ErrorKind {
     DescriptorLimit,
     /// A descriptor or file is not one of our arenas.
     NotAnArena,
+    /// A file is a copy of an arena's file. Nobody can live in it.
+    Copied,
     /// The file belongs to another user.
     WrongOwner {
         /// The user that owns it.

@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::sync::atomic::Ordering;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -186,6 +187,9 @@ impl Builder {
         segment
             .word(header::CAPACITY)
             .store(capacity, Ordering::Relaxed);
+        segment
+            .word(header::INODE)
+            .store(inode_of(segment.as_fd())?, Ordering::Relaxed);
         segment.word(header::ID_LOW).store(low, Ordering::Relaxed);
         segment.word(header::ID_HIGH).store(high, Ordering::Relaxed);
         segment
@@ -224,12 +228,22 @@ pub(crate) fn this_boot() -> Option<u64> {
 /// Refuses what is not an arena of this version, whole. `place` says where it is, for the message.
 pub(crate) fn check_header(segment: &Segment, place: impl fmt::Display) -> Result<()> {
     let word = |field| segment.word(field).load(Ordering::Acquire);
-    check_header_words(segment.capacity(), word, place)
+    check_header_words(
+        (segment.capacity(), inode_of(segment.as_fd())?),
+        word,
+        place,
+    )
 }
 
-/// As [`check_header`], of a file of `size` bytes by its header's words, however those are read.
+fn inode_of(file: BorrowedFd<'_>) -> Result<u64> {
+    let stat = rustix::fs::fstat(file);
+    stat.map(|stat| stat.st_ino)
+        .map_err(|errno| Error::system("fstat", errno, "looking at the arena's file"))
+}
+
+/// As [`check_header`], of a file of this size and inode by its header's words, however those are read.
 pub(crate) fn check_header_words(
-    size: u64,
+    (size, inode): (u64, u64),
     word: impl Fn(u64) -> u64,
     place: impl fmt::Display,
 ) -> Result<()> {
@@ -277,6 +291,15 @@ pub(crate) fn check_header_words(
         return Err(Error::new(
             ErrorKind::Size,
             format!("the arena at {place} says it has {written} bytes, which is too small for one"),
+        ));
+    }
+    let original = word(header::INODE);
+    if original != inode {
+        return Err(Error::new(
+            ErrorKind::Copied,
+            format!(
+                "the file at {place} is a copy of an arena's file (which has inode {original}, the copy {inode}): what it says of processes and memory is the original's; attach to that one, and remove the copy"
+            ),
         ));
     }
     let rows = word(header::ROWS_HIGH);

@@ -59,7 +59,7 @@ Exit codes:
     #[command(after_help = "\
 With --json, each line is one arena:
   {\"path\", \"action\", \"why\", \"taken\", \"participants\": [pid…]}
-where action is removed, would remove, or kept; why is abandoned, unfinished, inhabited, busy, or other version; taken
+where action is removed, would remove, or kept; why is abandoned, unfinished, damaged, inhabited, busy, or other version; taken
 is bytes of memory; participants are those not known to be dead.
 
 Exit codes:
