@@ -15,6 +15,8 @@ use crate::segment::{Capacity, HugePages, Segment, demand_huge_pages};
 use crate::shape::FINGERPRINT;
 use crate::strategy::{self, FileSystem, Place, Strategy};
 
+const _: () = assert!(layout::chunk_count(Builder::CAPACITY_MIN) == 8);
+
 /// Chooses how an arena is made.
 #[derive(Debug)]
 pub struct Builder {
@@ -28,6 +30,9 @@ pub struct Builder {
 }
 
 impl Builder {
+    /// The least capacity of an arena, in bytes: 26 MiB.
+    pub const CAPACITY_MIN: u64 = 26 << 20;
+
     pub(super) fn new() -> Self {
         Self {
             capacity: Capacity::default(),
@@ -62,8 +67,22 @@ impl Builder {
         self
     }
 
-    /// Address space to reserve, in bytes; final. The default is 64 GiB or twice the machine's memory,
-    /// whichever is more, halved where the system refuses.
+    /// Address space to reserve, in bytes, rounded up to whole 2 MiB; final. The default is 64 GiB or twice the machine's
+    /// memory, whichever is more, halved where the system refuses, down to 1 GiB.
+    ///
+    /// Address space costs nothing until it is used, so rather too much than too little. Some 10 MiB of it, and a little
+    /// more of a large arena, are for control structures; less than [`CAPACITY_MIN`](Self::CAPACITY_MIN) is an error when
+    /// the arena is [created](Self::create).
+    ///
+    /// ```
+    /// use shm_core::Arena;
+    /// use shm_core::arena::Builder;
+    ///
+    /// let smallest = Arena::builder().capacity(Builder::CAPACITY_MIN).create()?;
+    /// assert_eq!(smallest.stats().capacity, 26 << 20);
+    /// assert!(Arena::builder().capacity(1 << 20).create().is_err());
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
     #[must_use]
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = Capacity::exactly(bytes);
@@ -137,7 +156,8 @@ impl Builder {
     /// Makes the arena. This process is its first participant.
     ///
     /// # Errors
-    /// `OutOfRoom`, `Unsupported`, `DescriptorLimit` or what else the system answers; `AlreadyExists` for a name
+    /// `Layout` for a capacity below [`CAPACITY_MIN`](Self::CAPACITY_MIN); `OutOfRoom`, `Unsupported`, `DescriptorLimit`
+    /// or what else the system answers; `AlreadyExists` for a name
     /// under which processes live already, `Name` for what can't be one.
     pub fn create(self) -> Result<Arena> {
         let unplaced = self.place == Place::default();
@@ -153,12 +173,13 @@ impl Builder {
         let maker = placed.as_deref().map_or_else(|| strategy.get(), Ok)?;
         let segment = Segment::create(maker, self.capacity, self.limits)?;
         let capacity = segment.capacity();
-        if layout::chunk_count(capacity) < 8 {
+        if capacity < Self::CAPACITY_MIN {
             return Err(Error::new(
                 ErrorKind::Layout,
                 format!(
-                    "an arena of {} is too small; make it at least 64 MiB",
-                    crate::error::Bytes(capacity)
+                    "an arena of {} was to be made, of which nothing would be left for tensors; make it at least {}, or better as large as it may ever have to be: address space costs nothing until it is used",
+                    crate::error::Bytes(capacity),
+                    crate::error::Bytes(Self::CAPACITY_MIN)
                 ),
             ));
         }

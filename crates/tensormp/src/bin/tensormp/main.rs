@@ -119,7 +119,8 @@ struct Form {
 
 #[derive(Args, Debug)]
 struct Where {
-    /// Look in this directory instead of /dev/shm and mounted hugetlbfs; may be given several times.
+    /// Only what is in this directory, instead of what is in /dev/shm and mounted hugetlbfs and what processes have open;
+    /// may be given several times.
     #[arg(long = "dir", value_name = "DIR")]
     directories: Vec<PathBuf>,
     #[command(flatten)]
