@@ -42,6 +42,9 @@ const TOKEN: usize = 1;
 /// How long whoever changes the table waits for another who does, before it gives up: it is for microseconds only.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How many names an error lists.
+const LISTED: usize = 20;
+
 /// A name in an arena, as [`Arena::published`] lists them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -216,12 +219,18 @@ impl Arena {
 }
 
 fn unknown(name: &str, entries: &[Entry]) -> Error {
-    let known: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    // The newest are the likeliest to be meant. Escaped, since any process may have given them.
+    let newest = entries.iter().rev().take(LISTED);
+    let known: Vec<_> = newest.map(|entry| format!("{:?}", entry.name)).collect();
+    let more = match entries.len().checked_sub(known.len()) {
+        Some(more @ 1..) => format!(" and {more} more"),
+        _ => String::new(),
+    };
     Error::new(
         ErrorKind::NotFound,
         format!(
-            "nothing in the arena has the name {name:?}; there are {} names: {}",
-            known.len(),
+            "nothing in the arena has the name {name:?}; there are {} names: {}{more}",
+            entries.len(),
             known.join(", ")
         ),
     )

@@ -117,7 +117,8 @@ impl Gate {
             gate.own.fetch_sub(1, Ordering::AcqRel);
             return;
         }
-        let is_last = || Arc::strong_count(&arena.0) <= gate.own.load(Ordering::Acquire) + 1;
+        let is_last =
+            || Arc::strong_count(&arena.0) <= gate.own.load(Ordering::Acquire).wrapping_add(1);
         if is_last() {
             let mut locked = gate.lock.lock();
             while gate.is_looking() && is_last() {

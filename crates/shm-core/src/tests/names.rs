@@ -98,6 +98,16 @@ fn an_unknown_name_names_those_that_exist() {
     for name in ["", &"x".repeat(256)] {
         assert_eq!(kind(arena.publish(name, &1)), ErrorKind::Name);
     }
+    // Not all of very many, and none as it drives a terminal.
+    for name in 0..100 {
+        arena.publish(&format!("\u{1b}[{name}J"), &name).unwrap();
+    }
+    let error = arena.open::<Object>("cam").unwrap_err().to_string();
+    assert!(
+        error.contains("101 names") && error.contains("81 more") && error.len() < 1000,
+        "{error}"
+    );
+    assert!(!error.contains('\u{1b}'), "{error}");
 }
 
 #[test]
