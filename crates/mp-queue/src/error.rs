@@ -91,6 +91,8 @@ pub enum ErrorKind {
     },
     /// A pool's worker could not be started.
     NoWorker,
+    /// The thread that sleeps for this process's futures could not be started.
+    NoThread,
     /// A pool was asked to do something that only waiting for itself could do.
     Inside,
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use shm_core::arena::Arena;
+use shm_core::cells::Owner;
 use shm_core::object::{Object, ObjectKind};
 use shm_core::permits::{Acquired, Left, Permit};
 
@@ -11,6 +12,7 @@ use crate::primitive::{make, obtain, thread_tag, travels};
 use crate::wait::Deadline;
 
 const EVENT: u64 = 0;
+const LOCKING: &str = "locking a mutex";
 
 /// A lock that one thread of one process has at a time. Clones, also in other processes, name the same lock.
 ///
@@ -85,17 +87,36 @@ impl Mutex {
         deadline: Deadline,
     ) -> Result<MutexGuard, LockError<MutexGuard>> {
         let tag = thread_tag();
+        let left = obtain(&self.object, EVENT, deadline, LOCKING, || self.take(tag))?;
+        self.guard(tag, left)
+    }
+
+    /// [`lock`](Self::lock) as a future, which knows no runtime and takes no thread. Cancel safe: the lock is taken in the
+    /// very poll that answers with it. The guard may be kept while the task waits for something else; then every thread
+    /// that wants the lock waits as well.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), without `Deadlock`.
+    #[cfg(feature = "tokio")]
+    pub async fn lock_async(&self) -> Result<MutexGuard, LockError<MutexGuard>> {
+        // Not the thread's: the task may go on in another one.
+        let take = || self.take(0);
+        let left = crate::primitive::obtain_async(&self.object, EVENT, LOCKING, take).await?;
+        self.guard(0, left)
+    }
+
+    fn take(&self, tag: u32) -> Result<Option<Left>, Option<Owner>> {
         let object = &self.object;
-        let left = obtain(object, EVENT, deadline, "locking a mutex", || match object
-            .permits(0)
-            .acquire_at(0, object.arena().me(), tag)
-        {
+        match object.permits(0).acquire_at(0, object.arena().me(), tag) {
             Acquired::At { left, .. } => Ok(left),
             Acquired::Busy(owner) => Err(owner),
-        })?;
+        }
+    }
+
+    fn guard(&self, tag: u32, left: Option<Left>) -> Result<MutexGuard, LockError<MutexGuard>> {
         shm_core::failpoint!("mutex.locked");
         let guard = MutexGuard {
-            object: object.clone(),
+            object: self.object.clone(),
             tag,
             left,
             panicking: std::thread::panicking(),

@@ -280,14 +280,14 @@ pub(crate) fn wait_signal<R>(
 }
 
 /// How long a wait has lasted, and whether it was told.
-struct Patience<'a> {
+pub(crate) struct Patience<'a> {
     object: &'a Object,
     since: Instant,
     told: bool,
 }
 
 impl<'a> Patience<'a> {
-    fn new(object: &'a Object) -> Self {
+    pub(crate) fn new(object: &'a Object) -> Self {
         let since = Instant::now();
         Self {
             object,
@@ -301,7 +301,7 @@ impl<'a> Patience<'a> {
         if self.told { SLICE } else { SLICE.min(long()) }
     }
 
-    fn tell(&mut self, holder: Option<Owner>) {
+    pub(crate) fn tell(&mut self, holder: Option<Owner>) {
         let waited = self.since.elapsed();
         if self.told || waited < long() {
             return;

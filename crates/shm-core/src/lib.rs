@@ -31,11 +31,13 @@ pub mod cells;
 mod chunk;
 mod class;
 pub mod clock;
+pub mod crowd;
 pub mod deadlock;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 pub mod error;
 pub mod event;
+pub mod exit;
 pub mod failure;
 mod heap;
 mod held;
@@ -66,6 +68,7 @@ pub mod strategy;
 pub mod sync;
 pub mod tensor;
 pub mod transfer;
+pub mod vigil;
 mod watcher;
 pub mod word;
 
