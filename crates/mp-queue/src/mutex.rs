@@ -7,7 +7,7 @@ use shm_core::cells::Owner;
 use shm_core::object::{Object, ObjectKind};
 use shm_core::permits::{Acquired, Left, Permit};
 
-use crate::error::{LockError, Result};
+use crate::error::{Error, ErrorKind, LockError, Result};
 use crate::primitive::{make, obtain, thread_tag, travels};
 use crate::wait::Deadline;
 
@@ -57,7 +57,8 @@ impl Mutex {
         Ok(Self { object })
     }
 
-    /// Locks, waiting for it. Locking once more in the same thread waits for ever; see [`RLock`](crate::RLock).
+    /// Locks, waiting for it. A thread that locks once more waits for its own guard to be dropped, by another thread if that
+    /// was given it; where no other thread can, that is a `Deadlock`, and the error says so. See [`RLock`](crate::RLock).
     ///
     /// # Errors
     /// `Poisoned`, with the guard: the lock is the caller's. `PeerFailed` when a process of the context that this lock was
@@ -87,7 +88,8 @@ impl Mutex {
         deadline: Deadline,
     ) -> Result<MutexGuard, LockError<MutexGuard>> {
         let tag = thread_tag();
-        let left = obtain(&self.object, EVENT, deadline, LOCKING, || self.take(tag))?;
+        let left = obtain(&self.object, EVENT, deadline, LOCKING, || self.take(tag))
+            .map_err(|error| self.hint(tag, error))?;
         self.guard(tag, left)
     }
 
@@ -103,6 +105,20 @@ impl Mutex {
         let take = || self.take(0);
         let left = crate::primitive::obtain_async(&self.object, EVENT, LOCKING, take).await?;
         self.guard(0, left)
+    }
+
+    /// Says so where the thread that cannot have the lock is the one that locked it. That is no error by itself: its guard
+    /// may have gone to another thread, which will let it go.
+    fn hint(&self, tag: u32, error: Error) -> Error {
+        let owner = self.object.arena().me();
+        let vain = matches!(
+            error.kind(),
+            ErrorKind::Deadlock(_) | ErrorKind::TimedOut | ErrorKind::Busy
+        );
+        if vain && self.object.permits(0).get(0) == (Permit::Held { owner, tag }) {
+            return error.with("it was locked by this very thread, whose guard is still there; drop that guard first, or use an RLock");
+        }
+        error
     }
 
     fn take(&self, tag: u32) -> Result<Option<Left>, Option<Owner>> {

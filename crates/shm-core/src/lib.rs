@@ -68,6 +68,7 @@ pub mod strategy;
 pub mod sync;
 pub mod tensor;
 pub mod transfer;
+pub mod turn;
 pub mod vigil;
 mod watcher;
 pub mod word;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use shm_core::turn::Revoked;
+
 use super::crew::{Crew, State, Worker, cancelled};
-use super::link::Revoked;
 use super::sink::Sink;
 
 impl Crew {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use parking_lot::Condvar;
 
+use shm_core::deadlock::{WaitFor, Waiting};
 use shm_core::object::Object;
 
 use super::crew::{Crew, Leader, State};
 use super::locked::Locked;
 use super::sink::Sink;
 use crate::error::Result;
-use crate::wait::{Deadline, wait};
+use crate::wait::{Deadline, SLICE, wait};
 
 impl Crew {
     /// Waits until `done` gives something, leading or following; `None` when the deadline is over. A follower looks when
@@ -97,6 +98,7 @@ impl Crew {
             sink.set_waiter(Some(Arc::clone(&place)));
         }
         let mut late = false;
+        let mut noted: Option<Waiting> = None;
         let followed = loop {
             state.wake_told();
             if let Some(answer) = done(state) {
@@ -111,7 +113,16 @@ impl Crew {
             late = match deadline {
                 Deadline::At(at) => place.wait_until(&mut state.guard, at).timed_out(),
                 Deadline::Never => {
-                    place.wait(&mut state.guard);
+                    if place.wait_for(&mut state.guard, SLICE).timed_out() {
+                        // The leader looks for a deadlock; this thread must not seem to do something else.
+                        let seq = self.bell.event(0).seq();
+                        let noted = noted.get_or_insert_with(|| Waiting::begin(&self.arena));
+                        noted.on(WaitFor::Change {
+                            object: &self.bell,
+                            event: 0,
+                            seq,
+                        });
+                    }
                     false
                 }
                 Deadline::Now => true,

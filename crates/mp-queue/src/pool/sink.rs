@@ -54,12 +54,12 @@ impl Arrived {
 
 fn failed(task: u64, pid: u32, failure: Failure) -> Error {
     match failure {
-        Failure::Raised { chain, .. } => {
+        Failure::Raised { chain, typed, .. } => {
             let text = format!(
                 "task {task} (pid {pid}) returned an error: {}",
                 chain.join(": ")
             );
-            Error::new(ErrorKind::TaskRaised { task, pid, chain }, text)
+            Error::new(ErrorKind::TaskRaised { task, pid, chain }, text).typed(typed)
         }
         Failure::Panicked {
             message, location, ..

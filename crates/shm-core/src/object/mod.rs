@@ -34,7 +34,7 @@ use array::Watched;
 pub use array::{Array, Lookout};
 pub use end::{End, LaneEnd};
 pub use header::ObjectKind;
-pub(crate) use mend::{empty, mend, notify_changed, postpone};
+pub(crate) use mend::{count_dead_consumer, empty, mend, notify_changed, postpone};
 
 /// A reference of this process to an object. Clones are local; the last one gives the reference back.
 #[derive(Clone)]
