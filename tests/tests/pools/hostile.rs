@@ -84,7 +84,7 @@ fn items_that_call_the_pool_while_a_map_takes_them_are_fine() {
         .sum();
     assert_eq!(
         outer,
-        2 * (0..10).map(|x| x * x.saturating_sub(1)).sum::<u64>()
+        2 * (0..10_u64).map(|x| x * x.saturating_sub(1)).sum::<u64>()
     );
     pool.shutdown().unwrap();
 }

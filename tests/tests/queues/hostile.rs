@@ -237,7 +237,7 @@ fn a_message_as_large_as_memory_allows_arrives_whole() {
         }
         Ok(sum)
     }
-    const LONG: usize = 48 << 20;
+    const LONG: usize = 12 << 20;
     let (sender, receiver) = Queue::bounded(2).unwrap().split();
     let mut context = spawn(length, receiver, 1).unwrap();
     for _ in 0..3 {
@@ -247,7 +247,7 @@ fn a_message_as_large_as_memory_allows_arrives_whole() {
     assert_eq!(context.join().unwrap(), [3 * LONG]);
     // More than there is room for comes back, and what is there still works.
     let arena = tensormp::shm_core::Arena::builder()
-        .capacity(64 << 20)
+        .capacity(16 << 20)
         .create()
         .unwrap();
     let queue = Queue::bounded_in(&arena, 2).unwrap();
