@@ -1,9 +1,13 @@
 //! Thousands of futures, and their cancelling.
 
 use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use integration_tests::{Test, tests};
+use tensormp::mp_queue;
 use tensormp::prelude::*;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -22,6 +26,9 @@ pub(crate) const TESTS: &[Test] = &tests![
     futures_wait_in_the_order_in_which_they_began,
     a_queue_that_futures_waited_for_is_freed_like_any_other,
     a_task_that_always_finds_a_message_lets_others_have_their_turn,
+    wakers_that_panic_or_drop_their_future_hurt_nobody_else,
+    a_future_that_goes_from_task_to_task_is_woken_where_it_was_polled_last,
+    a_thousand_waiting_futures_take_no_cpu_time,
 ];
 
 fn puts(_rank: usize, (sender, from, count): (Sender<u64>, u64, u64)) -> tensormp::Result<()> {
@@ -302,5 +309,94 @@ fn a_task_that_always_finds_a_message_lets_others_have_their_turn() {
         let other = tokio::spawn(async move { stop.set() });
         busy.await.unwrap();
         other.await.unwrap();
+    });
+}
+
+type Waiting = Pin<Box<dyn Future<Output = mp_queue::Result<u32>> + Send>>;
+
+/// Takes its future along when it is woken, and panics.
+struct Destroyer(Mutex<Option<Waiting>>);
+
+impl Wake for Destroyer {
+    fn wake(self: Arc<Self>) {
+        let future = self.0.lock().unwrap().take();
+        drop(future);
+        panic!("a waker that panics");
+    }
+}
+
+fn wakers_that_panic_or_drop_their_future_hurt_nobody_else() {
+    let (sender, receiver) = Queue::bounded(8).unwrap().split();
+    let all: Vec<_> = (0..5)
+        .map(|_| {
+            let receiver = receiver.clone();
+            let mut future: Waiting = Box::pin(async move { receiver.get_async().await });
+            let destroyer = Arc::new(Destroyer(Mutex::default()));
+            let waker = Waker::from(Arc::clone(&destroyer));
+            let answer = future.as_mut().poll(&mut Context::from_waker(&waker));
+            assert!(answer.is_pending());
+            *destroyer.0.lock().unwrap() = Some(future);
+            destroyer
+        })
+        .collect();
+    let got = single().block_on(async {
+        let waiting = tokio::spawn({
+            let receiver = receiver.clone();
+            async move { receiver.get_async().await.unwrap() }
+        });
+        tokio::task::yield_now().await;
+        // The wake goes from one to the next, each of which drops its future.
+        sender.put(7).unwrap();
+        waiting.await.unwrap()
+    });
+    assert_eq!(got, 7);
+    assert!(all.iter().all(|one| one.0.lock().unwrap().is_none()));
+    sender.put(8).unwrap();
+    assert_eq!(receiver.get().unwrap(), 8);
+}
+
+fn a_future_that_goes_from_task_to_task_is_woken_where_it_was_polled_last() {
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    let mut future = Box::pin(receiver.get_async());
+    let flags: Vec<_> = (0..5).map(|_| poll_once(&mut future).1).collect();
+    sender.put(1).unwrap();
+    while !flags[4].is_raised() {
+        std::thread::yield_now();
+    }
+    assert!(flags[..4].iter().all(|flag| !flag.is_raised()));
+    assert!(matches!(poll_once(&mut future).0, Poll::Ready(Ok(1))));
+}
+
+/// Hundredths of a second of CPU time that this process has taken.
+fn ticks() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let rest = stat.rsplit_once(')').unwrap().1;
+    let fields: Vec<_> = rest.split_whitespace().collect();
+    fields[11..13]
+        .iter()
+        .map(|field| field.parse::<u64>().unwrap())
+        .sum()
+}
+
+fn a_thousand_waiting_futures_take_no_cpu_time() {
+    let queues: Vec<_> = (0..4).map(|_| Queue::<u8>::bounded(1).unwrap()).collect();
+    single().block_on(async {
+        let waiting: Vec<_> = (0..1000)
+            .map(|number| {
+                let queue = queues[number % 4].clone();
+                tokio::spawn(async move { queue.get_async().await.unwrap_err() })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        let before = ticks();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let taken = ticks() - before;
+        println!("{taken} ticks in 3 s");
+        // A thread that polls would take 300.
+        assert!(taken <= 15, "{taken} ticks");
+        queues.iter().for_each(Queue::close);
+        for one in waiting {
+            assert!(one.await.unwrap().is_closed());
+        }
     });
 }
