@@ -308,7 +308,7 @@ fn tasks_that_nobody_waits_for_are_done_all_the_same<W: Workers>() {
     let pool = W::pool(2);
     let (to, from) = Queue::bounded(100).unwrap().split();
     for x in 0..60 {
-        let _ = pool.submit(put, (to.clone(), x)).unwrap();
+        drop(pool.submit(put, (to.clone(), x)).unwrap());
     }
     let all: HashSet<u32> = (0..60).map(|_| from.get().unwrap()).collect();
     assert_eq!(all.len(), 60);

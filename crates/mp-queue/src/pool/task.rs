@@ -28,7 +28,7 @@ use crate::wait::Deadline;
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "a task's outcome is seen by waiting for it; to run it and ignore the outcome, bind it to `_`"]
+#[must_use = "a task's outcome is seen by waiting for it; to run it and ignore the outcome, drop it"]
 pub struct Task<V> {
     pub(super) crew: Arc<Crew>,
     pub(super) sink: Arc<Sink>,
