@@ -74,7 +74,7 @@ fn a_shutdown_does_what_was_submitted<W: Workers>() {
     let pool = W::pool(2);
     let (to, from) = Queue::bounded(200).unwrap().split();
     for x in 0..200 {
-        let _ = pool.submit(put, (to.clone(), x)).unwrap();
+        drop(pool.submit(put, (to.clone(), x)).unwrap());
     }
     drop(to);
     pool.shutdown().unwrap();

@@ -4,6 +4,10 @@
 //! producers are killed, in a third only consumers: what a death may cost the other side is nothing then.
 
 use std::collections::{HashMap, VecDeque};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 
 use mp_queue::{ErrorKind, LaneReceiver, LaneSender, Queue, Receiver, Sender, pair_in};
 use serde::{Deserialize, Serialize};
@@ -265,13 +269,43 @@ fn received(worker: &Worker, message: &Message) -> Result<()> {
     worker.pen.write(taken(message, worker.part.life)?)
 }
 
+/// Half of the processes wait as threads, half as futures.
+fn by_future(worker: &Worker) -> bool {
+    worker.part.life % 2 == 1
+}
+
+/// Unparks the thread that waits for a future.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Waits for a future that waits for nothing but queues.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
 fn produce(worker: &Worker, sender: &Sender<Message>) -> Result<()> {
     worker.arena.recorder().set_task("producing");
     for number in 0.. {
         if worker.control.is_stopping() {
             break;
         }
-        sender.put(message(worker, number)?)?;
+        let message = message(worker, number)?;
+        match by_future(worker) {
+            true => block_on(sender.put_async(message))?,
+            false => sender.put(message)?,
+        }
         sent(worker, number)?;
     }
     Ok(())
@@ -280,7 +314,11 @@ fn produce(worker: &Worker, sender: &Sender<Message>) -> Result<()> {
 fn consume(worker: &Worker, receiver: &Receiver<Message>) -> Result<()> {
     worker.arena.recorder().set_task("consuming");
     loop {
-        match receiver.get() {
+        let got = match by_future(worker) {
+            true => block_on(receiver.get_async()),
+            false => receiver.get(),
+        };
+        match got {
             Ok(message) => received(worker, &message)?,
             Err(error) if error.is_closed() => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -306,7 +344,12 @@ fn at_lane(worker: &Worker) -> Result<()> {
                 if worker.control.is_stopping() {
                     break;
                 }
-                match to.put(message(worker, number)?) {
+                let message = message(worker, number)?;
+                let put = match by_future(worker) {
+                    true => block_on(to.put_async(message)),
+                    false => to.put(message),
+                };
+                match put {
                     Ok(()) => sent(worker, number)?,
                     Err(failed) if is_over(failed.error()) => break,
                     Err(failed) => return Err(failed.into_parts().0.into()),
@@ -316,7 +359,11 @@ fn at_lane(worker: &Worker) -> Result<()> {
         LaneEnd::From(mut from) => {
             worker.arena.recorder().set_task("receiving");
             loop {
-                match from.get() {
+                let got = match by_future(worker) {
+                    true => block_on(from.get_async()),
+                    false => from.get(),
+                };
+                match got {
                     Ok(message) => received(worker, &message)?,
                     Err(error) if is_over(&error) => break,
                     Err(error) => return Err(error.into()),
