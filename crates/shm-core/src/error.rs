@@ -261,6 +261,17 @@ impl Error {
         Self::new(ErrorKind::Decode, context)
     }
 
+    /// For a process that is a bare fork of a participant.
+    #[cold]
+    pub(crate) fn after_fork(doing: &str) -> Self {
+        Self::new(
+            ErrorKind::AfterFork,
+            format!(
+                "{doing}: this process was made by a bare fork and is no participant of the arena; start it with `spawn`"
+            ),
+        )
+    }
+
     /// Whether there was no room for what had to be written down, rather than anything wrong.
     pub(crate) fn is_shortage(&self) -> bool {
         matches!(
