@@ -9,13 +9,35 @@ use shm_core::failure::PeerFailure;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a queue, a lock or another primitive could not do it.
+#[derive(thiserror::Error)]
+#[error(transparent)]
+pub struct Error(
+    // Behind a pointer, so that the results of hot paths are a word or two: an error is hardly ever in them.
+    Box<Inner>,
+);
+
 #[derive(Debug, thiserror::Error)]
 #[error("{context}")]
-pub struct Error {
+struct Inner {
     kind: ErrorKind,
     context: String,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner {
+            kind,
+            context,
+            source,
+        } = &*self.0;
+        f.debug_struct("Error")
+            .field("kind", kind)
+            .field("context", context)
+            .field("source", source)
+            .finish()
+    }
 }
 
 /// The cases of [`Error`].
@@ -98,31 +120,25 @@ pub enum ErrorKind {
 impl Error {
     /// An error of this kind. For crates that build a primitive of their own on a [`Channel`](crate::channel::Channel).
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(Inner {
             kind,
             context: context.into(),
             source: None,
-        }
+        }))
     }
 
     /// The failure of a peer, while `doing` something.
     #[must_use]
     pub fn peer_failed(failure: PeerFailure, doing: &str) -> Self {
         let context = format!("{doing}: {failure}");
-        Self {
-            source: Some(Box::new(failure.clone())),
-            ..Self::new(ErrorKind::PeerFailed(failure), context)
-        }
+        Self::new(ErrorKind::PeerFailed(failure.clone()), context).because(failure)
     }
 
     /// A wait without an end.
     #[must_use]
     pub fn deadlock(deadlock: Deadlock) -> Self {
         let context = deadlock.to_string();
-        Self {
-            source: Some(Box::new(deadlock.clone())),
-            ..Self::new(ErrorKind::Deadlock(deadlock), context)
-        }
+        Self::new(ErrorKind::Deadlock(deadlock.clone()), context).because(deadlock)
     }
 
     /// The same error with another one below it.
@@ -131,35 +147,32 @@ impl Error {
         mut self,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        self.source = Some(source.into());
+        self.0.source = Some(source.into());
         self
     }
 
     /// The same error once more, without what is below it.
     pub(crate) fn again(&self) -> Self {
-        Self::new(self.kind.clone(), self.context.clone())
+        Self::new(self.0.kind.clone(), self.0.context.clone())
     }
 
     /// The case, for programs.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
-        &self.kind
+        &self.0.kind
     }
 
     /// Whether no more will ever come or go: the ordinary end of a loop.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.kind == ErrorKind::Closed
+        self.0.kind == ErrorKind::Closed
     }
 }
 
 impl From<shm_core::Error> for Error {
+    #[cold]
     fn from(error: shm_core::Error) -> Self {
-        Self {
-            kind: ErrorKind::Arena(error.kind().clone()),
-            context: error.to_string(),
-            source: Some(Box::new(error)),
-        }
+        Self::new(ErrorKind::Arena(error.kind().clone()), error.to_string()).because(error)
     }
 }
 

@@ -81,10 +81,6 @@ const ALLOWED: &[(&str, &str)] = &[
         "copies bytes into and out of message blocks; a block's handle crosses threads",
     ),
     (
-        "crates/shm-core/src/sync.rs",
-        "a prefetch of a line that is about to be written",
-    ),
-    (
         "crates/shm-core/src/tensor/aliased.rs",
         "passes on the slices that the caller answers for",
     ),
