@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::arena::Arena;
 use shm_core::cells::Owner;
-use shm_core::message::{self, Incoming, Outgoing};
+use shm_core::message::{Incoming, Outgoing};
 use shm_core::object::{Array, Object, ObjectKind};
 use shm_core::slots::Taken;
 use shm_core::transfer::{Found, Get, Put};
@@ -92,12 +92,15 @@ impl Channel {
     where
         T: Serialize + DeserializeOwned,
     {
-        let mut message = match message::encode(self.object.arena(), value) {
-            Ok(message) => message,
-            Err(failed) => return Err(PutError::new(failed.error.into(), failed.value)),
-        };
-        self.put_with(deadline, || put(&mut message))
-            .map_err(|error| PutError::new(error, message.decode().ok()))
+        // In its place from the first to the last: moving a message costs more than writing most.
+        let mut message = Outgoing::default();
+        if let Err(failed) = message.encode(self.object.arena(), value) {
+            return Err(PutError::new(failed.error.into(), failed.value));
+        }
+        match self.put_with(deadline, || put(&mut message)) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(PutError::new(error, message.decode().ok())),
+        }
     }
 
     /// Waits until `deadline` for `put` to find room, and tells who waits for messages. `put` puts through the caller's

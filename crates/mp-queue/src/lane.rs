@@ -118,7 +118,7 @@ impl<T: Serialize + DeserializeOwned> LaneReceiver<T> {
         let mut message = Incoming::default();
         self.channel
             .get_with(deadline, || Ok(end.try_get_into(&mut message)?.into()))?;
-        Ok(message.take()?)
+        message.take_or()
     }
 
     /// As [`Receiver::get`](crate::Receiver::get).

@@ -267,7 +267,7 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
         // In its place from the first to the last: moving a message costs more than reading most.
         let mut message = Incoming::default();
         self.take_into(deadline, &mut message)?;
-        Ok(message.take()?)
+        message.take_or()
     }
 
     /// A message as it came, not decoded.

@@ -32,8 +32,9 @@ const SPIN_LEAST_NS: u64 = 1_000;
 /// How often a waiter without a core to spin on gives its own away before it sleeps.
 const YIELDS: u32 = 8;
 
-/// Rounds of spinning without a pause between two looks: what comes within microseconds is seen at once.
-const BARE_ROUNDS: u32 = 16;
+/// Rounds of spinning without a pause between two looks: what comes within microseconds is seen at once, and not only
+/// after a look at the clock or at who may have died.
+const BARE_ROUNDS: u32 = 4;
 
 /// From how long a wait on is long, for all waits of this process: it is then told once, as a `tracing` warning that says
 /// what is waited for and which process holds it. Ten seconds at first; looked at every half a second at most.
@@ -178,11 +179,11 @@ pub(crate) fn wait<R, E: From<Error>>(
     park(object, event, deadline, holder, attempt)
 }
 
-/// Glances until there is something to see, for a microsecond or so. Later rounds leave more of a shared core to others.
+/// Glances until there is something to see, for one or two microseconds. Later rounds leave more of a shared core to others.
 #[inline]
 fn spin(rounds: u32, glance: &impl Fn() -> bool) {
     let (glances, pause) = if rounds < BARE_ROUNDS {
-        (256, false)
+        (1024, false)
     } else {
         (32, true)
     };

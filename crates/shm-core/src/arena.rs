@@ -426,16 +426,12 @@ impl Arena {
     ///
     /// # Errors
     /// `AfterFork`, naming what was being done.
+    #[inline]
     pub fn check_not_forked(&self, doing: &str) -> Result<()> {
-        if !self.is_forked() {
-            return Ok(());
+        if self.is_forked() {
+            return Err(Error::after_fork(doing));
         }
-        Err(Error::new(
-            ErrorKind::AfterFork,
-            format!(
-                "{doing}: this process was made by a bare fork and is no participant of the arena; start it with `spawn`"
-            ),
-        ))
+        Ok(())
     }
 
     #[inline]

@@ -15,13 +15,35 @@ type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
 /// Why something in the arena could not be done.
 ///
 /// `Display` tells what was tried, with which numbers, what the system answered and what to do; [`Error::kind`] tells programs which case it is.
+#[derive(thiserror::Error)]
+#[error(transparent)]
+pub struct Error(
+    // Behind a pointer, so that the results of hot paths are a word or two: an error is hardly ever in them.
+    Box<Inner>,
+);
+
 #[derive(Debug, thiserror::Error)]
 #[error("{context}")]
-pub struct Error {
+struct Inner {
     kind: ErrorKind,
     context: String,
     #[source]
     source: Option<Source>,
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner {
+            kind,
+            context,
+            source,
+        } = &*self.0;
+        f.debug_struct("Error")
+            .field("kind", kind)
+            .field("context", context)
+            .field("source", source)
+            .finish()
+    }
 }
 
 /// The cases of [`Error`], with the facts that a program may act on.
@@ -149,17 +171,17 @@ impl Error {
     /// An error of `kind` whose message is `context`.
     #[must_use]
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(Inner {
             kind,
             context: context.into(),
             source: None,
-        }
+        }))
     }
 
     /// The same error, with what caused it.
     #[must_use]
     pub fn because(mut self, source: impl Into<Source>) -> Self {
-        self.source = Some(source.into());
+        self.0.source = Some(source.into());
         self
     }
 
@@ -264,10 +286,21 @@ impl Error {
         Self::new(ErrorKind::Decode, context)
     }
 
+    /// For a process that is a bare fork of a participant.
+    #[cold]
+    pub(crate) fn after_fork(doing: &str) -> Self {
+        Self::new(
+            ErrorKind::AfterFork,
+            format!(
+                "{doing}: this process was made by a bare fork and is no participant of the arena; start it with `spawn`"
+            ),
+        )
+    }
+
     /// Whether there was no room for what had to be written down, rather than anything wrong.
     pub(crate) fn is_shortage(&self) -> bool {
         matches!(
-            self.kind,
+            self.0.kind,
             ErrorKind::OutOfRoom(_)
                 | ErrorKind::CapacityExhausted { .. }
                 | ErrorKind::LeasesFull { .. }
@@ -277,19 +310,19 @@ impl Error {
     /// The case, for programs.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
-        &self.kind
+        &self.0.kind
     }
 
     /// The whole message, as `Display` prints it.
     #[must_use]
     pub fn context(&self) -> &str {
-        &self.context
+        &self.0.context
     }
 
     /// The same error, with `what` (what was being done, one level up) put before the message.
     #[must_use]
     pub fn while_doing(mut self, what: impl fmt::Display) -> Self {
-        self.context = format!("{what}: {}", self.context);
+        self.0.context = format!("{what}: {}", self.0.context);
         self
     }
 }

@@ -175,7 +175,7 @@ impl Held {
     }
 
     /// Forgets the reference without giving it back: a message owns it now. The entry is FREE already.
-    pub(crate) fn disarm(mut self) {
+    pub(crate) fn disarm(&mut self) {
         self.armed = false;
         self.arena
             .leases()

@@ -71,10 +71,8 @@ impl<A: CellArray> Lane<A> {
             .compare_exchange(word::free(pos), word::ready(pos), SeqCst, Relaxed)
             .is_ok();
         if published {
-            let next = self.ring().after(pos);
-            self.0.tail().store(next, Release);
-            // The consumer wrote that line last; fetched now, the next message need not wait for it.
-            A::M::expect_write(self.word(next));
+            // The next cell is not fetched ahead: the consumer polls it by then, and its line would go to and fro once more.
+            self.0.tail().store(self.ring().after(pos), Release);
         }
         published
     }

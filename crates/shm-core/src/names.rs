@@ -345,11 +345,12 @@ fn copy_of(arena: &Arena, payload: &[u64; 7]) -> Result<Incoming> {
             held: Held::open(arena, entry.line, entry.generation)?,
             what: entry.what,
             extra: entry.extra,
+            place: entry.place,
         }));
     }
     Ok(Incoming {
-        entries,
-        body: parsed.body,
+        entries: Some(entries),
+        bytes: parsed.bytes,
     })
 }
 

@@ -50,6 +50,20 @@ impl Storage {
         Ok(Self { data, len, held })
     }
 
+    /// As [`over`](Self::over), for a block that [`place`] has found, while its reference was held.
+    #[inline]
+    pub(crate) fn placed(held: Held, place: Place) -> Result<Self> {
+        let data = held.arena().segment().bytes_at(place.data, place.len);
+        match data {
+            Some(data) => Ok(Self {
+                data,
+                len: place.len as usize,
+                held,
+            }),
+            None => Err(held::stale(held.line, held.generation)),
+        }
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.data.as_ptr()
     }
@@ -145,19 +159,28 @@ impl Storage {
     }
 }
 
-/// Where the block of a line lies, and how many bytes it has; `None` unless that adds up.
-fn range(segment: &Segment, line: u64) -> Option<(NonNull<u8>, usize)> {
+/// Where the bytes of a block lie in the arena, and how many they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    data: u64,
+    len: u64,
+}
+
+/// Where the block of a line lies; `None` unless that adds up.
+#[inline]
+pub(crate) fn place(segment: &Segment, line: u64) -> Option<Place> {
     let span = heap::locate(segment, line)?;
-    let length = segment
+    let len = segment
         .word(line * LINE + counted::LENGTH)
         .load(Ordering::Acquire);
-    if length > span.capacity {
-        return None;
-    }
-    Some((
-        segment.bytes_at(span.data, length)?,
-        usize::try_from(length).ok()?,
-    ))
+    let data = span.data;
+    (len <= span.capacity).then_some(Place { data, len })
+}
+
+/// Where the block of a line lies, and how many bytes it has; `None` unless that adds up.
+fn range(segment: &Segment, line: u64) -> Option<(NonNull<u8>, usize)> {
+    let Place { data, len } = place(segment, line)?;
+    Some((segment.bytes_at(data, len)?, usize::try_from(len).ok()?))
 }
 
 fn copy_out(start: NonNull<u8>, len: usize) -> Vec<u8> {

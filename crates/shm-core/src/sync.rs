@@ -117,11 +117,6 @@ pub trait Memory: 'static {
     /// Tells the processor that the caller polls.
     fn spin_hint();
 
-    /// Tells the processor that the caller will soon write the line of this word, without waiting for it. Nothing where
-    /// there is no such hint.
-    #[inline(always)]
-    fn expect_write(_word: &Self::U64) {}
-
     /// Marks the top of a retry loop whose iterations carry nothing over to the next.
     ///
     /// Nothing on real memory. A model may forget the iterations that failed: see [`retry`].
@@ -152,18 +147,6 @@ impl Memory for Shared {
     #[inline(always)]
     fn spin_hint() {
         core::hint::spin_loop();
-    }
-
-    #[inline(always)]
-    fn expect_write(word: &atomic::AtomicU64) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use core::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-            // SAFETY: a prefetch reads and writes nothing, and never faults; the address is of a live word anyway.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(word.as_ptr().cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = word;
     }
 }
 

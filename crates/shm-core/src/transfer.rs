@@ -4,16 +4,18 @@
 //! the lease as the owner of each reference, and the reaper can tell which. While a cell is CLAIMED the lease owns
 //! it, from READY until the release the cell does.
 
+mod departure;
 mod drain;
 
-use crate::cells::{Claim, Owner, Take};
+use crate::cells::{Cells, Claim, Owner, PAYLOAD_WORDS, Take, Wake};
 use crate::error::{Error, ErrorKind, Result};
-use crate::held::{self, Held};
-use crate::layout::{LINE, counted};
+use crate::held::Held;
+use crate::lane::Lane;
+use crate::layout::LINE;
 use crate::lease::{Kind, Ticket};
-use crate::line;
-use crate::message::{Arrived, Entry, FEW, Incoming, Outgoing, Pin, What, parse_into};
-use crate::object::{Array, Object};
+use crate::message::{Arrived, Entries, Entry, FEW, Incoming, Outgoing, bare, parse_into};
+use crate::object::{Array, ArrayRef, Object};
+use departure::Departure;
 
 /// What a put came to. The message is still the caller's unless it is `Done`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,129 +86,6 @@ pub(crate) fn damaged() -> Error {
 /// What a message refers to, as it says.
 type Named = smallvec::SmallVec<[Entry; FEW]>;
 
-/// Lease entries for a message's references, made ready before anything is claimed.
-struct Departure {
-    /// Per pin: the entry that will say GIVING, and whether the pin's own reference moves.
-    leases: smallvec::SmallVec<[(u32, bool); FEW]>,
-}
-
-impl Departure {
-    #[inline]
-    fn prepare(object: &Object, message: &Outgoing) -> Result<Self> {
-        let arena = object.arena();
-        let pins = &message.pins[..];
-        arena.check_not_forked("sending a message")?;
-        if message.is_spent() {
-            // Its references are the first one's: a second would name what nobody counts.
-            return Err(Error::new(
-                ErrorKind::Stale,
-                "a message was to be put a second time; `duplicate` it before the first",
-            ));
-        }
-        // Entries are numbers in one participant's table, and lines mean something in one arena only.
-        if pins.iter().any(|pin| !pin.held.arena().is(arena)) {
-            return Err(Error::new(
-                ErrorKind::ForeignArena,
-                "the message was encoded for another arena than the object it is put into; encode it with the object's own arena",
-            ));
-        }
-        // It would hold itself: with the last handle to it gone, nobody could take that message out any more.
-        let itself = (object.held.line, What::Object);
-        if pins.iter().any(|pin| (pin.held.line, pin.what) == itself) {
-            return Err(Error::new(
-                ErrorKind::Cycle,
-                format!(
-                    "the message holds {object} itself, into which it was to be put, and would keep it for ever; send it through another one"
-                ),
-            ));
-        }
-        let mut leases = smallvec::SmallVec::new();
-        for pin in pins {
-            let moves = pin.held.is_locally_unique();
-            let lease = if moves {
-                Ok(pin.held.lease)
-            } else {
-                arena.leases().reserve(arena.segment())
-            };
-            match lease {
-                Ok(lease) => leases.push((lease, moves)),
-                Err(error) => {
-                    Self { leases }.cancel(object);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(Self { leases })
-    }
-
-    /// Marks every reference as given with the message at the ticket; in between, extra counts are added.
-    #[inline]
-    fn give(&self, object: &Object, pins: &[Pin], kind: Kind, ticket: Ticket) -> Result<()> {
-        let arena = object.arena();
-        let segment = arena.segment();
-        for (index, (pin, &(lease, moves))) in pins.iter().zip(&self.leases).enumerate() {
-            if !moves {
-                // Before publication, and before the entry that counts it.
-                let word = segment.word(pin.held.line * LINE + counted::WORD);
-                if let Err(error) = line::increment(word, pin.held.generation) {
-                    self.take_back(object, &pins[..index]);
-                    return Err(error);
-                }
-            }
-            arena.leases().record_ticket(
-                segment,
-                lease,
-                (kind, pin.held.line, pin.held.generation),
-                ticket,
-            );
-        }
-        Ok(())
-    }
-
-    /// Undoes [`give`](Self::give) for these first pins: the cell is still ours.
-    fn take_back(&self, object: &Object, pins: &[Pin]) {
-        let arena = object.arena();
-        for (pin, &(lease, moves)) in pins.iter().zip(&self.leases) {
-            if moves {
-                arena.leases().set(arena.segment(), lease, Kind::Held);
-            } else {
-                arena.leases().clear(arena.segment(), lease);
-                // We hold the pin as well, so this is never the last reference.
-                held::subtract_shared(arena, pin.held.line, pin.held.generation);
-            }
-        }
-    }
-
-    /// Puts back the entries that were reserved and not used.
-    fn cancel(self, object: &Object) {
-        for (lease, moves) in self.leases {
-            if !moves {
-                object.arena().leases().put_back(lease);
-            }
-        }
-    }
-
-    /// The message owns everything now: the entries become FREE, and moved handles are forgotten.
-    #[inline]
-    fn done(self, object: &Object, message: &mut Outgoing) {
-        if self.leases.is_empty() {
-            return;
-        }
-        let leases = object.arena().leases();
-        for &(lease, _) in &self.leases {
-            leases.clear(object.arena().segment(), lease);
-        }
-        message.spend();
-        for (pin, (lease, moves)) in message.pins.0.drain(..).zip(self.leases) {
-            if moves {
-                pin.held.disarm();
-            } else {
-                leases.put_back(lease);
-            }
-        }
-    }
-}
-
 impl Object {
     /// Puts a message into array `index`, if there is room. On `Done` the message is empty afterwards.
     ///
@@ -259,13 +138,12 @@ impl Object {
     #[inline]
     fn put_lane(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
         let lane = self.lane(index)?;
-        let pos = lane.tail();
         if lane.is_closed() {
             return Ok(Put::Closed);
         }
-        if !lane.can_put(pos) {
+        let Some(pos) = lane.next_free() else {
             return Ok(Put::Full);
-        }
+        };
         let departure = Departure::prepare(self, message)?;
         lane.write(pos, &message.payload);
         crate::failpoint!("lane.put.written");
@@ -306,18 +184,11 @@ impl Object {
         message: &mut Incoming,
     ) -> Result<Found> {
         self.arena().check_not_forked("receiving a message")?;
-        if !message.entries.0.is_empty() {
-            *message = Incoming::default();
-        }
-        message.body.clear();
-        let found = match self.array(index) {
+        message.clear();
+        match self.array(index) {
             Array::Lane { .. } => self.get_lane(index, message),
             _ => self.get_cell(index, seen_orphans, message),
-        };
-        if !matches!(found, Ok(Found::Message(_))) {
-            message.body.clear();
         }
-        found
     }
 
     #[inline]
@@ -336,14 +207,42 @@ impl Object {
             Take::Damaged => return Err(damaged()),
         };
         crate::failpoint!("get.taken");
+        let payload = cells.read(pos);
+        let Some(body) = bare(&payload) else {
+            return self.get_cell_with_handles(&cells, pos, &payload, message);
+        };
+        crate::failpoint!("get.recorded");
+        if let Err(error) = self.count_task() {
+            cells.hand_back(pos);
+            self.notify_all();
+            return Err(error);
+        }
+        self.release_cell(&cells, pos);
+        message.bytes.set_bare(&payload, body);
+        Ok(Found::Message(pos))
+    }
+
+    #[inline]
+    fn release_cell(&self, cells: &Cells<ArrayRef<'_>>, pos: u64) {
+        let wake = cells.release(pos);
+        crate::failpoint!("get.released");
+        if wake == Wake::All {
+            self.notify_all();
+        }
+    }
+
+    /// The rest of [`get_cell`](Self::get_cell), for a message that refers to something.
+    fn get_cell_with_handles(
+        &self,
+        cells: &Cells<ArrayRef<'_>>,
+        pos: u64,
+        payload: &[u64; PAYLOAD_WORDS],
+        message: &mut Incoming,
+    ) -> Result<Found> {
         let mut named = Named::new();
-        let parsed = parse_into(
-            self.arena(),
-            &cells.read(pos),
-            &mut named,
-            &mut message.body,
-        );
+        let parsed = parse_into(self.arena(), payload, &mut named, &mut message.bytes);
         if let Err(error) = parsed {
+            message.clear();
             let _ = cells.release(pos);
             // The caller gets no message, so it will wake nobody for the cell that became free.
             self.notify_all();
@@ -356,6 +255,7 @@ impl Object {
         let leases = match self.receive(&named, Kind::Recv, ticket) {
             Ok(leases) => leases,
             Err(error) => {
+                message.clear();
                 cells.hand_back(pos);
                 self.notify_all();
                 return Err(error);
@@ -363,6 +263,7 @@ impl Object {
         };
         crate::failpoint!("get.recorded");
         if let Err(error) = self.count_task() {
+            message.clear();
             for lease in leases {
                 self.arena().leases().clear(self.arena().segment(), lease);
                 self.arena().leases().put_back(lease);
@@ -371,12 +272,8 @@ impl Object {
             self.notify_all();
             return Err(error);
         }
-        let wake = cells.release(pos);
-        crate::failpoint!("get.released");
-        if wake == crate::cells::Wake::All {
-            self.notify_all();
-        }
-        self.arrive(named, leases, message);
+        self.release_cell(cells, pos);
+        self.arrive(&named, &leases, message);
         Ok(Found::Message(pos))
     }
 
@@ -406,18 +303,37 @@ impl Object {
     #[inline]
     fn get_lane(&self, index: usize, message: &mut Incoming) -> Result<Found> {
         let lane = self.lane(index)?;
-        let pos = lane.head();
-        if !lane.is_ready(pos) {
-            let drained = lane.is_closed() && lane.is_drained(pos);
+        let Some(pos) = lane.next_ready() else {
+            let drained = lane.is_closed() && lane.is_drained(lane.head());
             return Ok(if drained {
                 Found::Drained
             } else {
                 Found::Empty
             });
-        }
+        };
+        let payload = lane.read(pos);
+        let Some(body) = bare(&payload) else {
+            return self.get_lane_with_handles(&lane, pos, &payload, message);
+        };
+        crate::failpoint!("lane.get.recorded");
+        lane.release(pos);
+        crate::failpoint!("lane.get.released");
+        message.bytes.set_bare(&payload, body);
+        Ok(Found::Message(pos))
+    }
+
+    /// The rest of [`get_lane`](Self::get_lane), for a message that refers to something.
+    fn get_lane_with_handles(
+        &self,
+        lane: &Lane<ArrayRef<'_>>,
+        pos: u64,
+        payload: &[u64; PAYLOAD_WORDS],
+        message: &mut Incoming,
+    ) -> Result<Found> {
         let mut named = Named::new();
-        let parsed = parse_into(self.arena(), &lane.read(pos), &mut named, &mut message.body);
+        let parsed = parse_into(self.arena(), payload, &mut named, &mut message.bytes);
         if let Err(error) = parsed {
+            message.clear();
             lane.release(pos);
             self.notify_all();
             return Err(error);
@@ -426,11 +342,13 @@ impl Object {
             cell: cell_offset(&lane.0, pos),
             position: pos,
         };
-        let leases = self.receive(&named, Kind::RecvLane, ticket)?;
+        let leases = self
+            .receive(&named, Kind::RecvLane, ticket)
+            .inspect_err(|_| message.clear())?;
         crate::failpoint!("lane.get.recorded");
         lane.release(pos);
         crate::failpoint!("lane.get.released");
-        self.arrive(named, leases, message);
+        self.arrive(&named, &leases, message);
         Ok(Found::Message(pos))
     }
 
@@ -469,18 +387,19 @@ impl Object {
 
     /// The cell is released: the references are ours.
     #[inline]
-    fn arrive(&self, named: Named, leases: smallvec::SmallVec<[u32; FEW]>, message: &mut Incoming) {
-        if named.is_empty() {
-            return;
-        }
+    fn arrive(&self, named: &[Entry], leases: &[u32], message: &mut Incoming) {
         let arena = self.arena();
-        for (entry, lease) in named.into_iter().zip(leases) {
-            arena.leases().set(arena.segment(), lease, Kind::Held);
+        let entries = message.entries.insert(Entries::default());
+        for (entry, &lease) in named.iter().zip(leases) {
+            arena
+                .leases()
+                .mark(arena.segment(), lease, Kind::Held, entry.line);
             let held = Held::adopt(arena, lease, entry.line, entry.generation);
-            message.entries.0.push(Some(Arrived {
+            entries.0.push(Some(Arrived {
                 held,
                 what: entry.what,
                 extra: entry.extra,
+                place: entry.place,
             }));
         }
     }

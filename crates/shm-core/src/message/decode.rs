@@ -1,16 +1,20 @@
 //! Making a value of a message that was taken out of its cell.
 
-use std::cell::RefCell;
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
 
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use super::parse::{Body, Extra, FEW, What};
+use super::parse::{Bytes, Extra, FEW, What};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
+use crate::storage::Place;
 
 thread_local! {
-    pub(super) static DECODING: RefCell<Option<DecodeScope>> = const { RefCell::new(None) };
+    /// What the message that this thread reads has; null when it reads none.
+    static READING: Cell<*mut DecodeScope<'static>> = const { Cell::new(ptr::null_mut()) };
 }
 
 /// A handle of a message that is now held by this process.
@@ -19,6 +23,7 @@ pub(crate) struct Arrived {
     pub(crate) held: Held,
     pub(crate) what: What,
     pub(crate) extra: Extra,
+    pub(crate) place: Place,
 }
 
 /// The handles of a message, those that were taken out left empty.
@@ -41,28 +46,50 @@ impl Drop for Entries {
     }
 }
 
-/// What the `Deserialize` of handles takes from. It stays in its place from message to message: moving it costs more than
-/// reading most messages.
+/// What the `Deserialize` of handles takes from. It lies in the frame of whoever reads the message, and a word of the thread
+/// says where. So a message without handles costs next to nothing here, and nothing moves.
 #[derive(Default)]
-pub(super) struct DecodeScope {
-    /// Whether a message is being read.
-    active: bool,
-    pub(super) entries: Entries,
-    /// Boxed: the scope moves where one message is read while another is, an error hardly ever comes.
-    pub(super) error: Option<Box<Error>>,
+pub(super) struct DecodeScope<'a> {
+    pub(super) entries: &'a mut [Option<Arrived>],
+    /// What the handles say.
+    pub(super) table: &'a [u8],
+    /// Boxed: an error hardly ever comes.
+    error: Option<Box<Error>>,
 }
 
-/// The scope of the message that this thread reads, if it reads one.
-pub(super) fn in_scope(slot: &mut Option<DecodeScope>) -> Option<&mut DecodeScope> {
-    slot.as_mut().filter(|scope| scope.active)
+/// Whether this thread reads a message.
+#[inline]
+pub(super) fn is_reading() -> bool {
+    !READING.get().is_null()
+}
+
+/// The handles of the message that this thread reads, if it reads one.
+#[inline]
+pub(super) fn with_scope<R>(act: impl FnOnce(&mut DecodeScope<'_>) -> R) -> Option<R> {
+    // As long as `act` has it nobody else does, were it to come here again.
+    let reading = READING.replace(ptr::null_mut());
+    // SAFETY: the pointer was made of an exclusive reference that a `DecodeGuard` on this thread's stack still has; that
+    // guard's maker cannot use the scope meanwhile, and what comes here again finds null. The scope's lifetime is that
+    // guard's, and `act` takes any.
+    let scope = unsafe { NonNull::new(reading)?.as_mut() };
+    let done = act(scope);
+    READING.set(reading);
+    Some(done)
+}
+
+/// Tells whoever reads the message why it cannot: serde's errors keep no text.
+#[cold]
+pub(super) fn fail(error: Error) {
+    with_scope(|scope| scope.error = Some(Box::new(error)));
 }
 
 /// A message that was taken out of its cell; this process holds what it refers to. Dropping it releases that. The default
 /// is an empty one, into which a message can be taken.
 #[derive(Debug, Default)]
 pub struct Incoming {
-    pub(crate) entries: Entries,
-    pub(crate) body: Body,
+    /// `None` rather than an empty one where there are no handles, as in most: there is less to drop then.
+    pub(crate) entries: Option<Entries>,
+    pub(crate) bytes: Bytes,
 }
 
 impl Incoming {
@@ -81,16 +108,36 @@ impl Incoming {
     /// As there.
     #[inline]
     pub fn take<T: DeserializeOwned>(&mut self) -> Result<T> {
-        if self.entries.0.first().is_some_and(|entry| {
-            entry
-                .as_ref()
-                .is_some_and(|entry| entry.what == What::Spill)
-        }) {
-            self.entries.0.remove(0);
+        self.take_or()
+    }
+
+    /// As [`take`](Self::take), with the caller's kind of error: to change that afterwards moves the value once more.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn take_or<T: DeserializeOwned, E: From<Error>>(&mut self) -> Result<T, E> {
+        let Some(entries) = &mut self.entries else {
+            let value = decode_with(&mut [], &[], self.bytes.body());
+            self.bytes.clear();
+            return value;
+        };
+        let first = entries.0.first().and_then(Option::as_ref);
+        if first.is_some_and(|entry| entry.what == What::Spill) {
+            entries.0.remove(0);
         }
-        let value = decode_with(&mut self.entries, &self.body);
-        self.body.clear();
+        let value = decode_with(&mut entries.0, self.bytes.table(), self.bytes.body());
+        self.clear();
         value
+    }
+
+    /// Releases what is left of it.
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        if self.entries.is_some() {
+            self.entries = None;
+        }
+        self.bytes.clear();
     }
 }
 
@@ -102,10 +149,10 @@ impl Incoming {
     /// `Decode` when the bytes are not what the type reads, also when the type has a tensor in it. The message is as it
     /// was then.
     pub fn take_prefix<H: DeserializeOwned>(&mut self) -> Result<H> {
-        match postcard::take_from_bytes::<H>(&self.body) {
+        match postcard::take_from_bytes::<H>(self.bytes.body()) {
             Ok((head, rest)) => {
-                let read = self.body.len() - rest.len();
-                self.body.drain(..read);
+                let read = self.bytes.body().len() - rest.len();
+                self.bytes.skip(read);
                 Ok(head)
             }
             Err(cause) => Err(Error::new(
@@ -120,87 +167,81 @@ impl Incoming {
     }
 }
 
-/// Opens the scope for as long as it lives, and puts the one before back, also when serde code panics.
-struct DecodeGuard {
-    outer: Option<Box<DecodeScope>>,
-    over: bool,
+/// Opens a scope for as long as it lives, and puts the one before back, also when serde code panics. Must be dropped, not
+/// forgotten.
+struct DecodeGuard<'a> {
+    outer: *mut DecodeScope<'static>,
+    scope: PhantomData<&'a mut DecodeScope<'static>>,
 }
 
-impl DecodeGuard {
+impl<'a> DecodeGuard<'a> {
     #[inline]
-    fn enter(entries: &mut Entries) -> Self {
-        DECODING.with_borrow_mut(|slot| {
-            let scope = slot.get_or_insert_with(DecodeScope::default);
-            let outer = scope.active.then(|| Box::new(std::mem::take(scope)));
-            scope.active = true;
-            if !entries.0.is_empty() {
-                scope.entries.0.extend(entries.0.drain(..));
-            }
-            Self { outer, over: false }
-        })
-    }
-
-    /// Closes the scope. What was not taken out of it, and why reading failed, if a handle knows.
-    #[inline]
-    fn end(&mut self) -> (Option<Box<Entries>>, Option<Box<Error>>) {
-        self.over = true;
-        DECODING.with_borrow_mut(|slot| {
-            let Some(scope) = slot else {
-                return (None, None);
-            };
-            let entries = &mut scope.entries;
-            let left = if entries.0.iter().any(Option::is_some) {
-                Some(Box::new(std::mem::take(entries)))
-            } else {
-                if entries.0.spilled() {
-                    // One message with many handles must not keep its size for as long as the thread lives.
-                    *entries = Entries::default();
-                }
-                entries.0.clear();
-                None
-            };
-            let error = scope.error.take();
-            scope.active = false;
-            if let Some(outer) = self.outer.take() {
-                *scope = *outer;
-            }
-            (left, error)
-        })
-    }
-}
-
-impl Drop for DecodeGuard {
-    #[inline]
-    fn drop(&mut self) {
-        if !self.over {
-            drop(self.end());
+    fn enter(scope: &'a mut DecodeScope<'_>) -> Self {
+        let scope = ptr::from_mut(scope).cast::<DecodeScope<'static>>();
+        Self {
+            outer: READING.replace(scope),
+            scope: PhantomData,
         }
     }
 }
 
-/// Reads a value of a body and these handles, which are gone afterwards.
+impl Drop for DecodeGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        READING.set(self.outer);
+    }
+}
+
+/// Reads a value of a body and these handles, of which those that were not taken are left.
 #[inline]
-pub(super) fn decode_with<T: DeserializeOwned>(entries: &mut Entries, body: &[u8]) -> Result<T> {
-    let mut guard = DecodeGuard::enter(entries);
-    let outcome = postcard::take_from_bytes::<T>(body);
-    let (left, error) = guard.end();
-    let left = left.map_or(0, |left| left.0.iter().flatten().count());
-    let type_name = std::any::type_name::<T>();
+pub(super) fn decode_with<T: DeserializeOwned, E: From<Error>>(
+    entries: &mut [Option<Arrived>],
+    table: &[u8],
+    body: &[u8],
+) -> Result<T, E> {
+    let error = None;
+    let mut scope = DecodeScope {
+        entries,
+        table,
+        error,
+    };
+    let guard = DecodeGuard::enter(&mut scope);
+    let mut deserializer = postcard::Deserializer::from_bytes(body);
+    let outcome = T::deserialize(&mut deserializer);
+    drop(guard);
     match outcome {
-        Ok((value, [])) if left == 0 => Ok(value),
-        Ok((_, rest)) => Err(Error::new(
+        Ok(value) => {
+            let rest = deserializer.finalize().unwrap_or(&[]);
+            if rest.is_empty() && scope.entries.iter().all(Option::is_none) {
+                return Ok(value);
+            }
+            let left = scope.entries.iter().flatten().count();
+            Err(left_over(std::any::type_name::<T>(), left, rest).into())
+        }
+        Err(cause) => Err(unreadable(std::any::type_name::<T>(), scope.error, cause).into()),
+    }
+}
+
+#[cold]
+fn left_over(type_name: &str, left: usize, rest: &[u8]) -> Error {
+    Error::new(
+        ErrorKind::Decode,
+        format!(
+            "{type_name} read its message, but {} bytes and {left} tensors of it are left over; sender and receiver must use the same type, and postcard has no `skip_serializing_if`, `flatten` or untagged enums",
+            rest.len()
+        ),
+    )
+}
+
+#[cold]
+fn unreadable(type_name: &str, error: Option<Box<Error>>, cause: postcard::Error) -> Error {
+    error.map(|error| *error).unwrap_or_else(|| {
+        Error::new(
             ErrorKind::Decode,
             format!(
-                "{type_name} read its message, but {} bytes and {left} tensors of it are left over; sender and receiver must use the same type, and postcard has no `skip_serializing_if`, `flatten` or untagged enums",
-                rest.len()
+                "a message could not be read as {type_name}: {cause}; sender and receiver must use the same type, and postcard has no `skip_serializing_if`, `flatten` or untagged enums"
             ),
-        )),
-        Err(cause) => Err(error.map(|error| *error).unwrap_or_else(|| {
-            Error::new(
-                ErrorKind::Decode,
-                format!("a message could not be read as {type_name}: {cause}; sender and receiver must use the same type, and postcard has no `skip_serializing_if`, `flatten` or untagged enums"),
-            )
-            .because(cause)
-        })),
-    }
+        )
+        .because(cause)
+    })
 }

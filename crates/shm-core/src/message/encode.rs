@@ -2,18 +2,17 @@
 
 use core::fmt;
 use core::sync::atomic::Ordering;
-use std::cell::Cell;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
 use super::decode::{Arrived, Entries, Incoming, decode_with};
+use super::draft::{Append, Draft};
 use super::parse::{
-    Body, Entry, FEW, FORM_INLINE, FORM_SPILLED, HANDLES_MAX, INLINE, What, bytes_of, parse_inline,
-    parse_spilled, words_of,
+    Bytes, Entry, FEW, FORM_SPILLED, HANDLES_MAX, What, parse_inline, parse_spilled,
 };
-use super::scope::EncodeGuard;
+use super::scope::{EncodeGuard, EncodeScope, head};
 use super::strict::Whole;
 use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
@@ -22,10 +21,7 @@ use crate::held::Held;
 use crate::layout::{LINE, counted};
 use crate::line::Mode;
 use crate::object::Object;
-use crate::storage::Storage;
-
-/// Buffers up to this many bytes are kept.
-const KEPT: usize = 1 << 20;
+use crate::storage::{self, Storage};
 
 /// A reference on its way out, still held by this process.
 #[derive(Debug)]
@@ -76,41 +72,13 @@ impl Drop for Pins {
     }
 }
 
-/// An encoded message that was not sent yet. Dropping it releases what it holds.
-#[derive(Debug)]
+/// An encoded message that was not sent yet. Dropping it releases what it holds. The default is an empty one, which cannot
+/// be sent.
+#[derive(Debug, Default)]
 pub struct Outgoing {
     pub(crate) payload: [u64; PAYLOAD_WORDS],
     /// Spill block first, if there is one, then the handles of the table.
     pub(crate) pins: Pins,
-}
-
-/// Bytes in front of table and body in a block.
-const SPILL_HEADER: usize = 24;
-
-thread_local! {
-    /// Buffers for table and body, kept from message to message.
-    static BUFFERS: Cell<(Vec<u8>, Vec<u8>)> = const { Cell::new((Vec::new(), Vec::new())) };
-}
-
-/// A postcard flavor that appends to a vector.
-struct Append(Vec<u8>);
-
-impl postcard::ser_flavors::Flavor for Append {
-    type Output = Vec<u8>;
-
-    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
-        self.0.push(byte);
-        Ok(())
-    }
-
-    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
-        self.0.extend_from_slice(bytes);
-        Ok(())
-    }
-
-    fn finalize(self) -> postcard::Result<Vec<u8>> {
-        Ok(self.0)
-    }
 }
 
 /// Why a value could not be made a message, with the value where it is still whole.
@@ -166,57 +134,9 @@ impl<T> EncodeError<T> {
 /// a block of its own and there is none. Nothing was sent in any case.
 #[inline]
 pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeError<T>> {
-    if let Err(error) = arena.check_not_forked("sending a message") {
-        return Err(EncodeError {
-            error,
-            value: Some(value),
-        });
-    }
-    let (mut table, mut body) = BUFFERS.take();
-    table.clear();
-    body.clear();
-    let guard = EncodeGuard::enter(arena, table);
-    let outcome = postcard::serialize_with_flavor(&Whole(&value), Append(body));
-    let scope = guard.leave();
-    let body = match (outcome, scope.error) {
-        (Ok(body), None) => body,
-        (_, Some(error)) => {
-            return Err(EncodeError {
-                error: *error,
-                value: Some(value),
-            });
-        }
-        (Err(cause), None) => {
-            let error = Error::new(
-                ErrorKind::Encode,
-                format!(
-                    "{} could not be written: {cause}; messages are postcard, which has no `flatten`, no untagged enums and needs the length of a sequence beforehand",
-                    std::any::type_name::<T>()
-                ),
-            );
-            return Err(EncodeError {
-                error: error.because(cause),
-                value: Some(value),
-            });
-        }
-    };
-    // While there is still a value to give back.
-    let spill = match spill_for(arena, scope.pins.len(), scope.table.len() + body.len()) {
-        Ok(spill) => spill,
-        Err(error) => {
-            return Err(EncodeError {
-                error,
-                value: Some(value),
-            });
-        }
-    };
-    drop(value);
-    let finished = finish(scope.pins, &scope.table, &body, spill);
-    // One large message must not keep its size in memory for as long as the thread lives.
-    if scope.table.capacity().max(body.capacity()) <= KEPT {
-        BUFFERS.set((scope.table, body));
-    }
-    finished.map_err(|error| EncodeError { error, value: None })
+    let mut message = Outgoing::default();
+    message.encode(arena, value)?;
+    Ok(message)
 }
 
 /// The bytes of a value in which nothing of an arena is; `None` if something is, or postcard cannot say it: then
@@ -224,7 +144,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
 pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
     // Outside of a scope, what is of an arena refuses to be written.
     let _guard = EncodeGuard::outside();
-    postcard::serialize_with_flavor(&Whole(value), Append(Vec::new())).ok()
+    postcard::to_stdvec(&Whole(value)).ok()
 }
 
 /// The value that these bytes are, as [`plain`] or [`Outgoing::plain`] gave them.
@@ -232,75 +152,158 @@ pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
 /// # Errors
 /// `Decode` when the type does not read what was written.
 pub fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    decode_with(&mut Entries::default(), bytes)
+    decode_with(&mut [], &[], bytes)
 }
 
-/// A block for a message of so many handles, and so many bytes of table and body, if it needs one.
+/// Bytes in front of table and body in a block.
+const SPILL_HEADER: usize = 24;
+
+/// A block for a message of so many handles, if it needs one.
 #[inline]
-fn spill_for(arena: &Arena, handles: usize, bytes: usize) -> Result<Option<Storage>> {
+fn spill_for(arena: &Arena, handles: usize, draft: &Draft) -> Result<Option<Storage>> {
     if handles > HANDLES_MAX {
         return Err(Error::new(
             ErrorKind::Encode,
             format!("a message with {handles} tensors; at most {HANDLES_MAX} fit"),
         ));
     }
-    if bytes <= INLINE {
+    let Some(bytes) = draft.far_bytes() else {
         return Ok(None);
-    }
+    };
     Storage::allocate(arena, SPILL_HEADER + bytes, Mode::Message).map(Some)
 }
 
-/// Checks that exclusive handles are really gone, and lays the message out: in the cell, or in the block that it needs.
-#[inline]
-fn finish(mut pins: Pins, table: &[u8], body: &[u8], spill: Option<Storage>) -> Result<Outgoing> {
-    for pin in pins.iter().filter(|pin| pin.what.is_exclusive()) {
-        // Besides the handle itself: code that still had it while it was serialized may have frozen it since, and
-        // sent it elsewhere.
-        let is_still = pin.what == What::ExclusiveEnd || pin.mode() == Some(Mode::Exclusive);
-        if !is_still || !pin.held.is_sole() {
-            return Err(Error::new(
-                ErrorKind::StillHeld,
-                "the message holds an exclusive tensor (or lane end) that occurs twice in it, or that this process still holds elsewhere (in an Arc, say); \
-                 nothing was sent. Send the tensor itself, or `freeze()` it and send clones",
-            ));
+/// Why postcard could not write it.
+#[cold]
+fn unwritable(type_name: &str, cause: postcard::Error) -> Error {
+    Error::new(
+        ErrorKind::Encode,
+        format!(
+            "{type_name} could not be written: {cause}; messages are postcard, which has no `flatten`, no untagged enums and needs the length of a sequence beforehand"
+        ),
+    )
+    .because(cause)
+}
+
+impl Outgoing {
+    /// As the function [`encode`], in place: to have the message where it is sent from, without a move. What was there is
+    /// gone.
+    ///
+    /// # Errors
+    /// As there; the message is empty then.
+    #[inline]
+    pub fn encode<T: Serialize>(&mut self, arena: &Arena, value: T) -> Result<(), EncodeError<T>> {
+        let whole = |error, value| Err(EncodeError { error, value });
+        if let Err(error) = arena.check_not_forked("sending a message") {
+            return whole(error, Some(value));
+        }
+        self.spend();
+        if !self.pins.is_empty() {
+            self.pins = Pins::default();
+        }
+        let mut draft = Draft::new();
+        let mut scope = EncodeScope::new(arena);
+        let guard = EncodeGuard::enter(&mut scope);
+        let mut serializer = postcard::Serializer {
+            output: Append(&mut draft),
+        };
+        let outcome = Whole(&value).serialize(&mut serializer);
+        drop(guard);
+        if let Err(cause) = outcome {
+            let error = match scope.error {
+                Some(error) => *error,
+                None => unwritable(std::any::type_name::<T>(), cause),
+            };
+            return whole(error, Some(value));
+        }
+        if scope.is_empty() {
+            if let Ok(payload) = draft.payload() {
+                drop(value);
+                self.payload = payload;
+                return Ok(());
+            }
+        } else {
+            if let Some(error) = scope.error {
+                return whole(*error, Some(value));
+            }
+            draft.add_table(&scope.table, scope.pins.len());
+        }
+        // While there is still a value to give back.
+        let spill = match spill_for(arena, scope.pins.len(), &draft) {
+            Ok(spill) => spill,
+            Err(error) => return whole(error, Some(value)),
+        };
+        self.pins = scope.pins;
+        drop(value);
+        match self.finish(&mut draft, spill) {
+            Ok(()) => Ok(()),
+            Err(error) => whole(error, None),
         }
     }
-    let Some(spill) = spill else {
-        let mut bytes = [0; PAYLOAD_WORDS * 8];
-        bytes[0] = FORM_INLINE;
-        // At most 52, each.
-        bytes[1] = pins.len() as u8;
-        bytes[2] = table.len() as u8;
-        bytes[3] = body.len() as u8;
-        bytes[4..4 + table.len()].copy_from_slice(table);
-        bytes[4 + table.len()..4 + table.len() + body.len()].copy_from_slice(body);
-        return Ok(Outgoing {
-            payload: words_of(&bytes),
-            pins,
-        });
-    };
-    let mut header = [0; SPILL_HEADER];
-    header[0..8].copy_from_slice(&(pins.len() as u64).to_le_bytes());
-    header[8..16].copy_from_slice(&(table.len() as u64).to_le_bytes());
-    header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
-    let length = header.len() + table.len() + body.len();
-    spill.write_bytes(0, &header);
-    spill.write_bytes(header.len(), table);
-    spill.write_bytes(header.len() + table.len(), body);
-    let held = spill.into_held();
-    let mut payload = [0; PAYLOAD_WORDS];
-    payload[0] = u64::from(FORM_SPILLED);
-    payload[1] = held.line;
-    payload[2] = held.generation;
-    payload[3] = length as u64;
-    pins.0.insert(
-        0,
-        Pin {
-            held,
-            what: What::Spill,
-        },
-    );
-    Ok(Outgoing { payload, pins })
+
+    /// Checks that exclusive handles are really gone, and lays the message out.
+    #[inline(never)]
+    fn finish(&mut self, draft: &mut Draft, spill: Option<Storage>) -> Result<()> {
+        let laid_out = self.lay_out(draft, spill);
+        if laid_out.is_err() {
+            self.pins = Pins::default();
+        }
+        laid_out
+    }
+
+    fn lay_out(&mut self, draft: &mut Draft, spill: Option<Storage>) -> Result<()> {
+        for pin in self.pins.iter().filter(|pin| pin.what.is_exclusive()) {
+            // Besides the handle itself: code that still had it while it was serialized may have frozen it since, and
+            // sent it elsewhere.
+            let is_still = pin.what == What::ExclusiveEnd || pin.mode() == Some(Mode::Exclusive);
+            if !is_still || !pin.held.is_sole() {
+                return Err(still_held());
+            }
+        }
+        let (table, body) = match draft.payload() {
+            Ok(payload) => {
+                self.payload = payload;
+                return Ok(());
+            }
+            Err(far) => far,
+        };
+        let Some(spill) = spill else {
+            return Err(Error::new(
+                ErrorKind::Encode,
+                "a message that is too long for a cell has no block",
+            ));
+        };
+        let mut header = [0; SPILL_HEADER];
+        header[0..8].copy_from_slice(&(self.pins.len() as u64).to_le_bytes());
+        header[8..16].copy_from_slice(&(table.len() as u64).to_le_bytes());
+        header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
+        let length = header.len() + table.len() + body.len();
+        spill.write_bytes(0, &header);
+        spill.write_bytes(header.len(), table);
+        spill.write_bytes(header.len() + table.len(), body);
+        let held = spill.into_held();
+        self.payload = [
+            FORM_SPILLED.into(),
+            held.line,
+            held.generation,
+            length as u64,
+            0,
+            0,
+            0,
+        ];
+        let what = What::Spill;
+        self.pins.0.insert(0, Pin { held, what });
+        Ok(())
+    }
+}
+
+#[cold]
+fn still_held() -> Error {
+    Error::new(
+        ErrorKind::StillHeld,
+        "the message holds an exclusive tensor (or lane end) that occurs twice in it, or that this process still holds elsewhere (in an Arc, say); \
+         nothing was sent. Send the tensor itself, or `freeze()` it and send clones",
+    )
 }
 
 impl Outgoing {
@@ -310,8 +313,11 @@ impl Outgoing {
     /// `OutOfRoom` when it needs a block of its own and there is none.
     pub fn from_plain(arena: &Arena, bytes: &[u8]) -> Result<Self> {
         arena.check_not_forked("sending a message")?;
-        let spill = spill_for(arena, 0, bytes.len())?;
-        finish(Pins::default(), &[], bytes, spill)
+        let mut message = Self::default();
+        let mut draft = Draft::of(&[], 0, bytes);
+        let spill = spill_for(arena, 0, &draft)?;
+        message.finish(&mut draft, spill)?;
+        Ok(message)
     }
 
     /// Whether it was put: its references are in the queue then, and what is left is nothing.
@@ -336,7 +342,8 @@ impl Outgoing {
         {
             return None;
         }
-        let body = View::parse(self).ok()?.body;
+        let view = View::parse(self).ok()?;
+        let body = view.bytes.body();
         (body.len() <= longest).then(|| body.to_vec())
     }
 
@@ -351,18 +358,21 @@ impl Outgoing {
         if self.payload[0] as u8 == FORM_SPILLED {
             pins.next();
         }
-        let mut taken = entries
+        let mut taken: Entries = entries
             .into_iter()
             .zip(pins)
             .map(|(entry, pin)| {
+                // Nothing for what has no bytes of its own, an end for instance.
+                let place = storage::place(pin.held.arena().segment(), entry.line);
                 Some(Arrived {
                     held: pin.held,
                     what: entry.what,
                     extra: entry.extra,
+                    place: place.unwrap_or_default(),
                 })
             })
             .collect();
-        decode_with(&mut taken, &view.body)
+        decode_with(&mut taken.0, view.bytes.table(), view.bytes.body())
     }
 
     /// One more message like this one, holding references of its own.
@@ -418,10 +428,13 @@ impl Incoming {
     /// `OutOfRoom` when it needs a block of its own; `WrongMode` for a ring's slot, which belongs to its ring;
     /// everything the message held is released then.
     pub fn forward(mut self, arena: &Arena) -> Result<Outgoing> {
-        let mut pins = Pins::default();
+        let mut message = Outgoing::default();
         let mut table = Vec::new();
-        for slot in &mut self.entries.0 {
-            let Some(Arrived { held, what, extra }) = slot.take() else {
+        for slot in self.entries.iter_mut().flat_map(|entries| &mut entries.0) {
+            let Some(Arrived {
+                held, what, extra, ..
+            }) = slot.take()
+            else {
                 continue;
             };
             match what {
@@ -430,36 +443,39 @@ impl Incoming {
                 What::Slot => return Err(Error::wrong_mode("a ring's slot", "a message")),
                 _ => {}
             }
-            table.push(what.code());
-            table.extend_from_slice(&held.line.to_le_bytes()[..5]);
-            table.extend_from_slice(&held.generation.to_le_bytes()[..5]);
+            let extra = extra.of(self.bytes.table());
+            let mut head = head(what, held.line, held.generation);
             // It came with its length in one byte.
-            table.push(extra.len() as u8);
-            table.extend_from_slice(&extra);
-            pins.0.push(Pin { held, what });
+            head[head.len() - 1] = extra.len() as u8;
+            table.extend_from_slice(&head);
+            table.extend_from_slice(extra);
+            message.pins.0.push(Pin { held, what });
         }
-        let spill = spill_for(arena, pins.len(), table.len() + self.body.len())?;
-        finish(pins, &table, &self.body, spill)
+        let mut draft = Draft::of(&table, message.pins.len(), self.bytes.body());
+        let spill = spill_for(arena, message.pins.len(), &draft)?;
+        message.finish(&mut draft, spill)?;
+        Ok(message)
     }
 }
 
 /// Table and body of an own message.
+#[derive(Default)]
 struct View {
     entries: SmallVec<[Entry; FEW]>,
-    body: Body,
+    bytes: Bytes,
 }
 
 impl View {
     fn parse(message: &Outgoing) -> Result<Self> {
-        let (mut entries, mut body) = (SmallVec::new(), Body::new());
+        let mut view = Self::default();
+        let Self { entries, bytes } = &mut view;
         match message.pins.first() {
             Some(pin) if pin.what == What::Spill => {
                 let storage = Storage::over(pin.held.clone())?;
-                let bytes = storage.read_bytes(0, storage.len());
-                parse_spilled(&bytes, &mut entries, &mut body)?;
+                parse_spilled(storage.read_bytes(0, storage.len()), entries, bytes)?;
             }
-            _ => parse_inline(&bytes_of(&message.payload), &mut entries, &mut body)?,
+            _ => parse_inline(&message.payload, entries, bytes)?,
         }
-        Ok(Self { entries, body })
+        Ok(view)
     }
 }

@@ -9,20 +9,18 @@ use crate::heap;
 use crate::held;
 use crate::layout::{LINE, counted};
 use crate::line::{Counted, Mode, Tag};
-use crate::storage::Storage;
+use crate::storage::{self, Place, Storage};
 
 /// Handles of a message that need no allocation of this process. More than that hardly fit a cell; and each place moves
-/// with the message through every step, which costs more than all its other work.
+/// with the message through every step.
 pub(crate) const FEW: usize = 2;
 
-/// What else a handle says; the geometry of three dimensions or so needs no allocation.
-pub(crate) type Extra = SmallVec<[u8; 24]>;
-
-/// The body of a message: on the stack when it came in a cell.
-pub(crate) type Body = SmallVec<[u8; INLINE]>;
-
+/// Bytes of a payload.
+pub(super) const CELL: usize = PAYLOAD_WORDS * 8;
+/// Bytes in front of an inline message: its form, the number of handles, the lengths of table and body.
+pub(super) const HEAD: usize = 4;
 /// Bytes of a cell that table and body of an inline message may take.
-pub(super) const INLINE: usize = PAYLOAD_WORDS * 8 - 4;
+pub(super) const INLINE: usize = CELL - HEAD;
 pub(crate) const FORM_INLINE: u8 = 1;
 pub(crate) const FORM_SPILLED: u8 = 2;
 /// A ring's message: one slot, and words of the ring's own.
@@ -116,13 +114,118 @@ impl What {
         }
     }
 }
-/// An entry of the table: what it names, where, and what else it says (a tensor's geometry).
-#[derive(Clone, Debug, PartialEq, Eq)]
+
+/// What else a handle says (a tensor's geometry): where it lies in the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Extra {
+    at: u32,
+    len: u8,
+}
+
+impl Extra {
+    /// The bytes, in the table that it was found in.
+    #[inline]
+    pub(super) fn of(self, table: &[u8]) -> &[u8] {
+        let at = self.at as usize;
+        table.get(at..at + usize::from(self.len)).unwrap_or(&[])
+    }
+}
+
+/// An entry of the table: what it names, where, and what else it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) what: What,
     pub(crate) line: u64,
     pub(crate) generation: u64,
     pub(crate) extra: Extra,
+    /// Where its bytes lie, if it is the block of a tensor or a message.
+    pub(crate) place: Place,
+}
+
+/// Table and body of a message, where they came: in place when that was a cell, else a copy of the block.
+pub(crate) struct Bytes {
+    near: [u8; CELL],
+    /// Empty unless the message was spilled.
+    far: Vec<u8>,
+    table: (usize, usize),
+    body: (usize, usize),
+}
+
+impl Bytes {
+    pub(crate) const fn new() -> Self {
+        Self {
+            near: [0; CELL],
+            far: Vec::new(),
+            table: (0, 0),
+            body: (0, 0),
+        }
+    }
+
+    #[inline]
+    fn all(&self) -> &[u8] {
+        if self.far.is_empty() {
+            &self.near
+        } else {
+            &self.far
+        }
+    }
+
+    /// What the value is read of.
+    #[inline]
+    pub(crate) fn body(&self) -> &[u8] {
+        self.all().get(self.body.0..self.body.1).unwrap_or(&[])
+    }
+
+    /// What the handles say.
+    #[inline]
+    pub(super) fn table(&self) -> &[u8] {
+        self.all().get(self.table.0..self.table.1).unwrap_or(&[])
+    }
+
+    /// Forgets the first bytes of the body.
+    pub(super) fn skip(&mut self, bytes: usize) {
+        self.body.0 += bytes;
+    }
+
+    /// Forgets everything.
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        (self.table, self.body) = ((0, 0), (0, 0));
+        if !self.far.is_empty() {
+            self.far = Vec::new();
+        }
+    }
+
+    /// Becomes a body of so many bytes that came in a cell.
+    #[inline]
+    pub(crate) fn set_bare(&mut self, payload: &[u64; PAYLOAD_WORDS], body: usize) {
+        self.near = bytes_of(payload);
+        self.body = (HEAD, HEAD + body);
+    }
+}
+
+impl Default for Bytes {
+    #[inline]
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl core::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Bytes")
+            .field("table", &self.table())
+            .field("body", &self.body())
+            .finish()
+    }
+}
+
+/// How long the body is, if the payload is a message in its cell that refers to nothing; which most are.
+#[inline(always)]
+pub(crate) fn bare(payload: &[u64; PAYLOAD_WORDS]) -> Option<usize> {
+    let [form, handles, table, body, ..] = payload[0].to_le_bytes();
+    let body = usize::from(body);
+    (form == FORM_INLINE && handles == 0 && table == 0 && body <= INLINE).then_some(body)
 }
 
 #[cold]
@@ -135,36 +238,41 @@ pub(super) fn malformed(why: &str) -> Error {
     )
 }
 
+/// A number of five bytes.
 #[inline]
-fn parse_table(mut bytes: &[u8], count: usize, entries: &mut SmallVec<[Entry; FEW]>) -> Result<()> {
+fn wide([a, b, c, d, e]: [u8; 5]) -> u64 {
+    u64::from_le_bytes([a, b, c, d, e, 0, 0, 0])
+}
+
+fn parse_table(table: &[u8], count: usize, entries: &mut SmallVec<[Entry; FEW]>) -> Result<()> {
     // Each entry has at least 12 bytes: the count cannot make us reserve more than the table justifies.
-    if count > bytes.len() / 12 {
+    if count > table.len() / 12 {
         return Err(malformed("more handles than its table has room for"));
     }
     entries.reserve(count);
+    let mut bytes = table;
     for _ in 0..count {
         let (fixed, rest) = bytes
             .split_first_chunk::<12>()
             .ok_or_else(|| malformed("a handle is cut short"))?;
-        let what =
-            What::from_code(fixed[0]).ok_or_else(|| malformed("a handle of unknown kind"))?;
-        let wide = |five: &[u8]| {
-            five.iter()
-                .rev()
-                .fold(0, |sum, &byte| (sum << 8) | u64::from(byte))
-        };
-        let extra = usize::from(fixed[11]);
-        if extra > rest.len() {
-            return Err(malformed("a handle is cut short"));
-        }
-        let (extra, rest) = rest.split_at(extra);
+        let [code, line @ .., _, _, _, _, _, _] = *fixed;
+        let [_, _, _, _, _, _, generation @ .., len] = *fixed;
+        let what = What::from_code(code).ok_or_else(|| malformed("a handle of unknown kind"))?;
+        let (_, after) = rest
+            .split_at_checked(len.into())
+            .ok_or_else(|| malformed("a handle is cut short"))?;
         entries.push(Entry {
             what,
-            line: wide(&fixed[1..6]),
-            generation: wide(&fixed[6..11]),
-            extra: extra.into(),
+            line: wide(line),
+            generation: wide(generation),
+            extra: Extra {
+                // At most `HANDLES_MAX` times 267.
+                at: (table.len() - rest.len()) as u32,
+                len,
+            },
+            place: Place::default(),
         });
-        bytes = rest;
+        bytes = after;
     }
     if bytes.is_empty() {
         Ok(())
@@ -175,23 +283,25 @@ fn parse_table(mut bytes: &[u8], count: usize, entries: &mut SmallVec<[Entry; FE
 
 #[inline]
 pub(super) fn parse_inline(
-    bytes: &[u8; PAYLOAD_WORDS * 8],
+    payload: &[u64; PAYLOAD_WORDS],
     entries: &mut SmallVec<[Entry; FEW]>,
-    out: &mut Body,
+    out: &mut Bytes,
 ) -> Result<()> {
-    let (table, body) = (usize::from(bytes[2]), usize::from(bytes[3]));
-    if bytes[0] != FORM_INLINE || table + body > INLINE {
+    out.near = bytes_of(payload);
+    let [form, count, table, body, ..] = payload[0].to_le_bytes();
+    let (count, table, body) = (usize::from(count), usize::from(table), usize::from(body));
+    if form != FORM_INLINE || table + body > INLINE {
         return Err(malformed("its lengths do not fit its cell"));
     }
-    parse_table(&bytes[4..4 + table], usize::from(bytes[1]), entries)?;
-    out.extend_from_slice(&bytes[4 + table..4 + table + body]);
-    Ok(())
+    out.table = (HEAD, HEAD + table);
+    out.body = (HEAD + table, HEAD + table + body);
+    parse_table(out.table(), count, entries)
 }
 
 pub(super) fn parse_spilled(
-    bytes: &[u8],
+    bytes: Vec<u8>,
     entries: &mut SmallVec<[Entry; FEW]>,
-    out: &mut Body,
+    out: &mut Bytes,
 ) -> Result<()> {
     let (header, rest) = bytes
         .split_first_chunk::<24>()
@@ -205,70 +315,78 @@ pub(super) fn parse_spilled(
     if table.checked_add(body) != Some(rest.len()) || count > HANDLES_MAX {
         return Err(malformed("its lengths do not add up"));
     }
-    parse_table(&rest[..table], count, entries)?;
-    out.extend_from_slice(&rest[table..]);
-    Ok(())
+    out.table = (header.len(), header.len() + table);
+    out.body = (header.len() + table, bytes.len());
+    out.far = bytes;
+    parse_table(out.table(), count, entries)
 }
 
 /// Everything a payload refers to, and its body; used by takers, reapers and the audit alike.
 #[derive(Default)]
 pub(crate) struct Parsed {
     pub(crate) entries: SmallVec<[Entry; FEW]>,
-    pub(crate) body: Body,
+    pub(crate) bytes: Bytes,
 }
 
 /// Takes a payload apart. The references it names are the message's own while its cell holds it.
 pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Parsed> {
     let mut parsed = Parsed::default();
-    parse_into(arena, payload, &mut parsed.entries, &mut parsed.body)?;
+    parse_into(arena, payload, &mut parsed.entries, &mut parsed.bytes)?;
     Ok(parsed)
 }
 
 /// As [`parse`], into what is empty: a message is larger than what most have to say, and moving it costs more than reading
 /// it. After an error there may be something in them.
-#[inline]
 pub(crate) fn parse_into(
     arena: &Arena,
     payload: &[u64; PAYLOAD_WORDS],
     entries: &mut SmallVec<[Entry; FEW]>,
-    body: &mut Body,
+    out: &mut Bytes,
 ) -> Result<()> {
-    let bytes = bytes_of(payload);
-    match bytes[0] {
-        FORM_INLINE => parse_inline(&bytes, entries, body)?,
+    match payload[0] as u8 {
+        FORM_INLINE => parse_inline(payload, entries, out)?,
         FORM_SPILLED => {
-            let spill = Entry {
+            let mut spill = Entry {
                 what: What::Spill,
                 line: payload[1],
                 generation: payload[2],
-                extra: SmallVec::new(),
+                extra: Extra::default(),
+                place: Place::default(),
             };
-            check(arena, &spill)?;
+            check(arena, &mut spill)?;
             let length =
                 usize::try_from(payload[3]).map_err(|_| malformed("a length is too large"))?;
             let bytes = Storage::read_foreign(arena, spill.line, length)
                 .ok_or_else(|| malformed("it is longer than its block"))?;
             entries.push(spill);
-            parse_spilled(&bytes, entries, body)?;
+            parse_spilled(bytes, entries, out)?;
         }
         FORM_SLOT => entries.push(Entry {
             what: What::Slot,
             line: payload[0] >> 8,
             generation: payload[1],
-            extra: SmallVec::new(),
+            extra: Extra::default(),
+            place: Place::default(),
         }),
         _ => return Err(malformed("it has an unknown form")),
     }
-    for entry in entries.iter() {
+    for entry in entries.iter_mut() {
         check(arena, entry)?;
     }
     check_counts(arena, entries)
 }
 
 /// Checks that no line is named more often than it is counted: each name becomes a reference, and one too many would
-/// free the block while others use it. What is exclusive is counted once.
+/// free the block while others use it.
 #[inline]
 fn check_counts(arena: &Arena, entries: &[Entry]) -> Result<()> {
+    if entries.len() < 2 {
+        return Ok(());
+    }
+    check_each_count(arena, entries)
+}
+
+fn check_each_count(arena: &Arena, entries: &[Entry]) -> Result<()> {
     let count = |entry: &Entry| {
         let word = arena
             .segment()
@@ -276,13 +394,6 @@ fn check_counts(arena: &Arena, entries: &[Entry]) -> Result<()> {
             .load(core::sync::atomic::Ordering::Acquire);
         Counted::from_word(word).count
     };
-    let once = |entry: &Entry| entry.what == What::Exclusive && count(entry) != 1;
-    if entries.iter().any(once) {
-        return Err(malformed("an exclusive tensor has another holder"));
-    }
-    if entries.len() < 2 {
-        return Ok(());
-    }
     let mut lines: SmallVec<[(u64, usize); 4]> = entries
         .iter()
         .enumerate()
@@ -298,13 +409,19 @@ fn check_counts(arena: &Arena, entries: &[Entry]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that an entry names something that is there, in that generation, counted, and of that kind.
+/// Checks that an entry names something that is there, in that generation, counted, and of that kind; what is exclusive is
+/// counted once.
 #[inline]
-fn check(arena: &Arena, entry: &Entry) -> Result<()> {
+fn check(arena: &Arena, entry: &mut Entry) -> Result<()> {
     let segment = arena.segment();
     let known = match entry.what {
         What::End | What::ExclusiveEnd | What::Slot => heap::in_object(segment, entry.line),
-        _ => heap::locate(segment, entry.line).is_some(),
+        What::Object | What::Slots => heap::locate(segment, entry.line).is_some(),
+        What::Exclusive | What::Shared | What::Aliased | What::Spill => {
+            storage::place(segment, entry.line)
+                .map(|place| entry.place = place)
+                .is_some()
+        }
     };
     if !known {
         return Err(malformed("a handle points nowhere"));
@@ -316,6 +433,9 @@ fn check(arena: &Arena, entry: &Entry) -> Result<()> {
     );
     if word.generation != entry.generation || word.count == 0 {
         return Err(held::stale(entry.line, entry.generation));
+    }
+    if entry.what == What::Exclusive && word.count != 1 {
+        return Err(malformed("an exclusive tensor has another holder"));
     }
     let meta = segment
         .word(entry.line * LINE + counted::META)
@@ -330,8 +450,8 @@ fn check(arena: &Arena, entry: &Entry) -> Result<()> {
 }
 
 #[inline]
-pub(super) fn bytes_of(words: &[u64; PAYLOAD_WORDS]) -> [u8; PAYLOAD_WORDS * 8] {
-    let mut bytes = [0; PAYLOAD_WORDS * 8];
+pub(super) fn bytes_of(words: &[u64; PAYLOAD_WORDS]) -> [u8; CELL] {
+    let mut bytes = [0; CELL];
     for (word, chunk) in words.iter().zip(bytes.chunks_exact_mut(8)) {
         chunk.copy_from_slice(&word.to_le_bytes());
     }
@@ -339,7 +459,7 @@ pub(super) fn bytes_of(words: &[u64; PAYLOAD_WORDS]) -> [u8; PAYLOAD_WORDS * 8] 
 }
 
 #[inline]
-pub(super) fn words_of(bytes: &[u8; PAYLOAD_WORDS * 8]) -> [u64; PAYLOAD_WORDS] {
+pub(super) fn words_of(bytes: &[u8; CELL]) -> [u64; PAYLOAD_WORDS] {
     let mut words = [0; PAYLOAD_WORDS];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         let mut eight = [0; 8];

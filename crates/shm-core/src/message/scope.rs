@@ -1,111 +1,138 @@
-//! What handles reach while a message is written: the table and the pins that it gets, by thread-local storage.
+//! What handles reach while a message is written, by thread-local storage: the table and the pins that they add to.
+//!
+//! These lie in the frame of whoever writes the message, and a word of the thread says where. So a message without handles
+//! costs next to nothing here, and nothing moves.
 
-use std::cell::RefCell;
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
 
-use super::encode::Pins;
+use smallvec::SmallVec;
+
+use super::encode::{Pin, Pins};
+use super::parse::{INLINE, What};
 use crate::arena::Arena;
 use crate::error::Error;
+use crate::tensor::{GEOMETRY_BYTES, Geometry};
 
 thread_local! {
-    pub(super) static ENCODING: RefCell<Option<EncodeScope>> = const { RefCell::new(None) };
+    /// What the message that this thread writes collects; null when it writes none.
+    static WRITING: Cell<*mut EncodeScope> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// What the `Serialize` of handles adds to. It stays in its place from message to message: moving it costs more than
-/// writing most messages.
-#[derive(Default)]
+/// What the handles of a message have added.
 pub(super) struct EncodeScope {
-    /// Whether a message is being written.
-    active: bool,
-    /// Which arena it is for: [`identity`], since whoever writes it has the arena meanwhile.
-    pub(super) arena: usize,
-    pub(super) table: Vec<u8>,
+    /// Which arena the message is for: [`identity`], since whoever writes it has the arena meanwhile.
+    arena: usize,
+    pub(super) table: SmallVec<[u8; INLINE]>,
     pub(super) pins: Pins,
-    /// Boxed: the scope moves where one message is written while another is, an error hardly ever comes.
+    /// Boxed: an error hardly ever comes.
     pub(super) error: Option<Box<Error>>,
 }
 
-/// The scope of the message that this thread writes, if it writes one.
-pub(super) fn in_scope(slot: &mut Option<EncodeScope>) -> Option<&mut EncodeScope> {
-    slot.as_mut().filter(|scope| scope.active)
+impl EncodeScope {
+    #[inline]
+    pub(super) fn new(arena: &Arena) -> Self {
+        Self {
+            arena: identity(arena),
+            table: SmallVec::new(),
+            pins: Pins::default(),
+            error: None,
+        }
+    }
+
+    /// Whether nothing was added.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.pins.is_empty() && self.error.is_none()
+    }
+
+    /// Whether the message is for this participation in an arena.
+    #[inline]
+    pub(super) fn is_for(&self, arena: &Arena) -> bool {
+        self.arena == identity(arena)
+    }
+
+    /// Adds a handle, and answers its number in the message.
+    #[inline]
+    pub(super) fn add(&mut self, pin: Pin, geometry: Option<&Geometry>) -> u32 {
+        let mut entry = [0; HEAD + GEOMETRY_BYTES];
+        let (head, extra) = entry.split_at_mut(HEAD);
+        head.copy_from_slice(&self::head(pin.what, pin.held.line, pin.held.generation));
+        let len = geometry.map_or(0, |geometry| geometry.encode(extra));
+        // Below 256.
+        head[HEAD - 1] = len as u8;
+        self.table.extend_from_slice(&entry[..HEAD + len]);
+        self.pins.0.push(pin);
+        self.pins.0.len() as u32 - 1
+    }
 }
 
 /// A number that no other participation of this process in an arena has while this one lasts.
 #[inline]
-pub(super) fn identity(arena: &Arena) -> usize {
+fn identity(arena: &Arena) -> usize {
     std::sync::Arc::as_ptr(&arena.0).addr()
 }
 
-/// What a scope has collected.
-#[derive(Default)]
-pub(super) struct Collected {
-    pub(super) table: Vec<u8>,
-    pub(super) pins: Pins,
-    pub(super) error: Option<Box<Error>>,
+/// Bytes of an entry before what else it says, whose length is the last of them.
+const HEAD: usize = 12;
+
+/// The front of an entry.
+#[inline]
+pub(super) fn head(what: What, line: u64, generation: u64) -> [u8; HEAD] {
+    let ([a, b, c, d, e, ..], [v, w, x, y, z, ..]) = (line.to_le_bytes(), generation.to_le_bytes());
+    [what.code(), a, b, c, d, e, v, w, x, y, z, 0]
 }
 
-/// Opens the scope for as long as it lives, or closes it, and puts the one before back, also when serde code panics.
-pub(super) struct EncodeGuard {
-    outer: Option<Box<EncodeScope>>,
-    over: bool,
+/// The scope of the message that this thread writes, if it writes one.
+#[inline]
+pub(super) fn with_scope<R>(act: impl FnOnce(&mut EncodeScope) -> R) -> Option<R> {
+    // As long as `act` has it nobody else does, were it to come here again.
+    let writing = WRITING.replace(ptr::null_mut());
+    // SAFETY: the pointer was made of an exclusive reference that an `EncodeGuard` on this thread's stack still has; that
+    // guard's maker cannot use the scope meanwhile, and what comes here again finds null.
+    let scope = unsafe { NonNull::new(writing)?.as_mut() };
+    let done = act(scope);
+    WRITING.set(writing);
+    Some(done)
 }
 
-impl EncodeGuard {
+/// Tells whoever writes the message why it cannot be: serde's errors keep no text.
+#[cold]
+pub(super) fn fail(error: Error) {
+    with_scope(|scope| scope.error = Some(Box::new(error)));
+}
+
+/// Opens a scope for as long as it lives, or closes it, and puts the one before back, also when serde code panics. Must be
+/// dropped, not forgotten.
+pub(super) struct EncodeGuard<'a> {
+    outer: *mut EncodeScope,
+    scope: PhantomData<&'a mut EncodeScope>,
+}
+
+impl<'a> EncodeGuard<'a> {
     #[inline]
-    pub(super) fn enter(arena: &Arena, table: Vec<u8>) -> Self {
-        ENCODING.with_borrow_mut(|slot| {
-            let scope = slot.get_or_insert_with(EncodeScope::default);
-            let outer = scope.active.then(|| Box::new(std::mem::take(scope)));
-            scope.active = true;
-            scope.arena = identity(arena);
-            scope.table = table;
-            Self { outer, over: false }
-        })
+    pub(super) fn enter(scope: &'a mut EncodeScope) -> Self {
+        Self::over(ptr::from_mut(scope))
     }
 
     /// As if nothing was being written, for as long as it lives.
     pub(super) fn outside() -> Self {
-        ENCODING.with_borrow_mut(|slot| Self {
-            outer: in_scope(slot).map(|scope| Box::new(std::mem::take(scope))),
-            over: false,
-        })
-    }
-
-    /// Closes the scope.
-    #[inline]
-    pub(super) fn leave(mut self) -> Collected {
-        self.end()
+        Self::over(ptr::null_mut())
     }
 
     #[inline]
-    fn end(&mut self) -> Collected {
-        self.over = true;
-        ENCODING.with_borrow_mut(|slot| {
-            let Some(scope) = slot else {
-                return Collected::default();
-            };
-            let collected = Collected {
-                table: std::mem::take(&mut scope.table),
-                pins: if scope.pins.is_empty() {
-                    Pins::default()
-                } else {
-                    std::mem::take(&mut scope.pins)
-                },
-                error: scope.error.take(),
-            };
-            scope.active = false;
-            if let Some(outer) = self.outer.take() {
-                *scope = *outer;
-            }
-            collected
-        })
+    fn over(scope: *mut EncodeScope) -> Self {
+        Self {
+            outer: WRITING.replace(scope),
+            scope: PhantomData,
+        }
     }
 }
 
-impl Drop for EncodeGuard {
+impl Drop for EncodeGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.over {
-            drop(self.end());
-        }
+        WRITING.set(self.outer);
     }
 }

@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::decode::{Arrived, DECODING, DecodeScope, in_scope};
+use super::decode::{self, Arrived};
 use super::encode::Pin;
 use super::parse::{What, malformed};
-use super::scope::{self, ENCODING};
+use super::scope;
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 use crate::line::Mode;
 use crate::object::{End, LaneEnd, Object};
-use crate::storage::Storage;
+use crate::storage::{Place, Storage};
 use crate::tensor::Geometry;
 
 const OUTSIDE: &str = "a tensor, queue or event can be serialized only into a message (`put` of a queue, the arguments and the result of `spawn`); to write its values elsewhere, serialize `tensor.to_vec()`";
@@ -22,74 +22,89 @@ fn serialize_handle<S: Serializer>(
     geometry: Option<&Geometry>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    let index = ENCODING.with_borrow_mut(|scope| {
-        let Some(scope) = scope::in_scope(scope) else { return Err(OUTSIDE.to_owned()) };
+    let index = scope::with_scope(|scope| {
         // Not only of the same arena but of this one participation in it: entries are numbers in its lease table.
-        if scope::identity(held.arena()) != scope.arena {
-            let error = Error::new(
-                ErrorKind::ForeignArena,
-                "the value holds a tensor (or queue) of another arena than the queue it is put into (or of another handle by which this process \
-                 joined the same arena once more); copy it with `copy_into(queue.arena())`",
-            );
-            let text = error.to_string();
-            scope.error = Some(Box::new(error));
-            return Err(text);
+        if !scope.is_for(held.arena()) {
+            return Err(foreign());
         }
-        let at = scope.table.len();
-        scope.table.push(what.code());
-        scope.table.extend_from_slice(&held.line.to_le_bytes()[..5]);
-        scope.table.extend_from_slice(&held.generation.to_le_bytes()[..5]);
-        scope.table.push(0);
-        if let Some(geometry) = geometry {
-            geometry.encode(&mut scope.table);
-            // A geometry has at most 8 extents, strides and an offset of at most 10 bytes each: below 256.
-            scope.table[at + 11] = (scope.table.len() - at - 12) as u8;
-        }
-        scope.pins.0.push(Pin { held: held.clone(), what });
-        Ok(scope.pins.0.len() as u32 - 1)
+        let held = held.clone();
+        Ok(scope.add(Pin { held, what }, geometry))
     });
     match index {
-        Ok(index) => serializer.serialize_u32(index),
-        Err(text) => Err(serde::ser::Error::custom(text)),
+        Some(Ok(index)) => serializer.serialize_u32(index),
+        Some(Err(error)) => {
+            let text = error.to_string();
+            scope::fail(error);
+            Err(serde::ser::Error::custom(text))
+        }
+        None => Err(serde::ser::Error::custom(OUTSIDE)),
     }
 }
 
+#[cold]
+fn foreign() -> Error {
+    Error::new(
+        ErrorKind::ForeignArena,
+        "the value holds a tensor (or queue) of another arena than the queue it is put into (or of another handle by which this process \
+         joined the same arena once more); copy it with `copy_into(queue.arena())`",
+    )
+}
+
+/// Takes a handle that says nothing else out of the message that is being read.
 #[inline]
 fn deserialize_handle<'de, D: Deserializer<'de>>(
     deserializer: D,
     wanted: &[What],
-) -> Result<Arrived, D::Error> {
+) -> Result<Held, D::Error> {
+    match take_handle(index(deserializer)?, wanted, |_| Ok(())) {
+        Ok((held, _)) => Ok(held),
+        Err(error) => Err(refuse(error)),
+    }
+}
+
+/// Which handle of the message that is being read.
+#[inline]
+fn index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     // Asked first, so that JSON or a file gets the sentence and not "expected a number".
-    let inside = DECODING.with_borrow_mut(|slot| in_scope(slot).is_some());
-    if !inside {
+    if !decode::is_reading() {
         return Err(serde::de::Error::custom(OUTSIDE));
     }
-    let index = u32::deserialize(deserializer)?;
-    DECODING
-        .with_borrow_mut(|scope| {
-            let scope = in_scope(scope).ok_or_else(|| OUTSIDE.to_owned())?;
-            let fail = |scope: &mut DecodeScope, error: Error| {
-                let text = error.to_string();
-                scope.error = Some(Box::new(error));
-                Err(text)
-            };
-            let Some(entry) = scope
-                .entries
-                .0
-                .get_mut(index as usize)
-                .and_then(Option::take)
-            else {
-                return fail(scope, malformed("a handle is missing or taken out twice"));
-            };
-            if !wanted.contains(&entry.what) {
-                let found = entry.what.name();
-                let wanted = wanted.first().map_or("nothing", |what| what.name());
-                return fail(scope, Error::wrong_mode(found, wanted));
-            }
-            Ok(entry)
-        })
-        .map_err(serde::de::Error::custom)
+    u32::deserialize(deserializer)
 }
+
+/// Takes a handle out of the message that is being read, once `read` has read what else it says.
+#[inline]
+fn take_handle(
+    index: u32,
+    wanted: &[What],
+    read: impl FnOnce(&[u8]) -> Result<(), Error>,
+) -> Result<(Held, Place), Error> {
+    let found = decode::with_scope(|scope| {
+        let entry = scope.entries.get_mut(index as usize);
+        let Some(Arrived {
+            held,
+            what,
+            extra,
+            place,
+        }) = entry.and_then(Option::take)
+        else {
+            return Err(missing());
+        };
+        if !wanted.contains(&what) {
+            let wanted = wanted.first().map_or("nothing", |what| what.name());
+            return Err(Error::wrong_mode(what.name(), wanted));
+        }
+        read(extra.of(scope.table))?;
+        Ok((held, place))
+    });
+    found.unwrap_or_else(|| Err(missing()))
+}
+
+#[cold]
+fn missing() -> Error {
+    malformed("a handle is missing or taken out twice")
+}
+
 /// Serializes a tensor into the message that is being made.
 #[inline]
 pub(crate) fn serialize_tensor<S: Serializer>(
@@ -106,21 +121,36 @@ pub(crate) fn serialize_tensor<S: Serializer>(
     serialize_handle(storage.held(), what, Some(geometry), serializer)
 }
 
-/// Takes a tensor out of the message that is being read. The geometry fits the storage.
+/// Takes a tensor out of the message that is being read: what `make` makes of its storage and its geometry, which it must
+/// check against each other. Everything at once, in one function for all formats: a geometry has some 150 bytes, and to
+/// move it from one caller to the next costs as much as reading it.
 #[inline]
-pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
+pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>, R>(
     deserializer: D,
-) -> Result<(Storage, Geometry), D::Error> {
-    let Arrived { held, extra, .. } = deserialize_handle(
-        deserializer,
-        &[What::Exclusive, What::Shared, What::Aliased],
-    )?;
-    let (geometry, used) = Geometry::decode(&extra).map_err(refuse)?;
-    if used != extra.len() {
-        return Err(refuse(malformed("a geometry is longer than it says")));
+    make: impl FnOnce(Storage, Geometry) -> Result<R, Error>,
+) -> Result<R, D::Error> {
+    let index = index(deserializer)?;
+    match tensor(index, make) {
+        Ok(made) => Ok(made),
+        Err(error) => Err(refuse(error)),
     }
-    // Placing it in the tensor checks it against the block.
-    Ok((Storage::over(held).map_err(refuse)?, geometry))
+}
+
+#[inline]
+fn tensor<R>(
+    index: u32,
+    make: impl FnOnce(Storage, Geometry) -> Result<R, Error>,
+) -> Result<R, Error> {
+    let mut geometry = Geometry::SCALAR;
+    let kinds = [What::Exclusive, What::Shared, What::Aliased];
+    let (held, place) = take_handle(index, &kinds, |extra| {
+        let used = geometry.read(extra)?;
+        if used != extra.len() {
+            return Err(malformed("a geometry is longer than it says"));
+        }
+        Ok(())
+    })?;
+    make(Storage::placed(held, place)?, geometry)
 }
 
 /// Why what arrived does not fit, as serde wants it: for the `Deserialize` of handles, in this crate and above. Whoever
@@ -128,11 +158,7 @@ pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>>(
 #[cold]
 pub fn refuse<E: serde::de::Error>(error: Error) -> E {
     let text = error.to_string();
-    DECODING.with_borrow_mut(|scope| {
-        if let Some(scope) = in_scope(scope) {
-            scope.error = Some(Box::new(error));
-        }
-    });
+    decode::fail(error);
     E::custom(text)
 }
 
@@ -149,8 +175,8 @@ impl Serialize for Object {
 
 impl<'de> Deserialize<'de> for Object {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let arrived = deserialize_handle(deserializer, &[What::Object])?;
-        Self::over(arrived.held).map_err(refuse)
+        let held = deserialize_handle(deserializer, &[What::Object])?;
+        Self::over(held).map_err(refuse)
     }
 }
 
@@ -162,7 +188,7 @@ impl Serialize for End {
 
 impl<'de> Deserialize<'de> for End {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let held = deserialize_handle(deserializer, &[What::End])?.held;
+        let held = deserialize_handle(deserializer, &[What::End])?;
         Self::over(held).map_err(refuse)
     }
 }
@@ -177,7 +203,7 @@ impl Serialize for LaneEnd {
 
 impl<'de> Deserialize<'de> for LaneEnd {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let held = deserialize_handle(deserializer, &[What::ExclusiveEnd])?.held;
+        let held = deserialize_handle(deserializer, &[What::ExclusiveEnd])?;
         Self::over(held).map_err(refuse)
     }
 }
@@ -194,5 +220,5 @@ pub(crate) fn serialize_slots<S: Serializer>(
 pub(crate) fn deserialize_slots<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Held, D::Error> {
-    Ok(deserialize_handle(deserializer, &[What::Slots])?.held)
+    deserialize_handle(deserializer, &[What::Slots])
 }

@@ -8,7 +8,7 @@ use serde::ser::{
     SerializeTupleStruct, SerializeTupleVariant, Serializer,
 };
 
-use super::scope::{ENCODING, in_scope};
+use super::scope;
 use crate::error::{Error, ErrorKind};
 
 /// A value that is to be serialized strictly, all the way down.
@@ -34,11 +34,7 @@ fn left_out<E: serde::ser::Error>(field: &str) -> E {
         ),
     );
     let text = error.to_string();
-    ENCODING.with_borrow_mut(|scope| {
-        if let Some(scope) = in_scope(scope) {
-            scope.error = Some(Box::new(error));
-        }
-    });
+    scope::fail(error);
     E::custom(text)
 }
 

@@ -66,6 +66,7 @@ impl End {
 
     /// Whether this is side `index` of `object`.
     #[must_use]
+    #[inline]
     pub fn is_of(&self, object: &Object, index: u64) -> bool {
         self.held.line == object.end_line(index)
     }

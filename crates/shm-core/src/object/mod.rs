@@ -56,6 +56,7 @@ impl Object {
 
     /// What the object is.
     #[must_use]
+    #[inline]
     pub fn kind(&self) -> ObjectKind {
         self.kind
     }
@@ -73,6 +74,7 @@ impl Object {
 
     /// Two words that name the object to processes of the same arena.
     #[must_use]
+    #[inline]
     pub fn handle(&self) -> [u64; 2] {
         [self.held.line, self.held.generation]
     }

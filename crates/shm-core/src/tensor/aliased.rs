@@ -457,10 +457,9 @@ impl<T: Element> Serialize for AliasedTensor<T> {
 /// Works only as part of a message; the block must be aliased and hold elements of `T`.
 impl<'de, T: Element> Deserialize<'de> for AliasedTensor<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (storage, geometry) = message::deserialize_tensor(deserializer)?;
-        Racy::new::<T>(storage, geometry)
-            .map(Self::new)
-            .map_err(message::refuse)
+        message::deserialize_tensor(deserializer, |storage, geometry| {
+            Racy::new::<T>(storage, geometry).map(Self::new)
+        })
     }
 }
 

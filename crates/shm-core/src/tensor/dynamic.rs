@@ -287,15 +287,16 @@ impl Serialize for DynTensor {
 /// Works only as part of a message; what arrives is exclusive or shared as it was sent.
 impl<'de> Deserialize<'de> for DynTensor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (storage, geometry) = message::deserialize_tensor(deserializer)?;
-        let placed = if storage.mode() == Mode::Exclusive {
-            // SAFETY: as in `Deserialize for Tensor`.
-            unsafe { Placed::exclusive(storage, geometry) }
-        } else {
-            // SAFETY: as in `Deserialize for SharedTensor`; any mode but shared is refused.
-            unsafe { Placed::shared(storage, geometry) }
-        };
-        placed.map(DynTensor).map_err(message::refuse)
+        message::deserialize_tensor(deserializer, |storage, geometry| {
+            let placed = if storage.mode() == Mode::Exclusive {
+                // SAFETY: as in `Deserialize for Tensor`.
+                unsafe { Placed::exclusive(storage, geometry) }
+            } else {
+                // SAFETY: as in `Deserialize for SharedTensor`; any mode but shared is refused.
+                unsafe { Placed::shared(storage, geometry) }
+            };
+            placed.map(DynTensor)
+        })
     }
 }
 

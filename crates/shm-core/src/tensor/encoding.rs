@@ -9,6 +9,9 @@ use crate::tensor::dtype::Dtype;
 use crate::tensor::geometry::{Geometry, contiguous_strides};
 use crate::tensor::shape::MAX_DIMS;
 
+/// The most bytes that a geometry takes: two, and ten for each length, each stride and the offset.
+pub(crate) const GEOMETRY_BYTES: usize = 2 + (2 * MAX_DIMS + 1) * 10;
+
 const NDIM: u8 = 0x0f;
 const HAS_STRIDES: u8 = 0x10;
 const HAS_OFFSET: u8 = 0x20;
@@ -17,25 +20,29 @@ const HAS_OFFSET: u8 = 0x20;
 pub(crate) const HEAD: [u8; 3] = [NDIM, HAS_STRIDES, HAS_OFFSET];
 
 impl Geometry {
-    /// Appends this geometry to `out`: 4 bytes for a small matrix, at most `2 + 17 * 10`.
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+    /// Writes this geometry to the start of `out`, which has room for [`GEOMETRY_BYTES`], and answers how many bytes it
+    /// takes: 4 for a small matrix.
+    #[inline]
+    pub(crate) fn encode(&self, out: &mut [u8]) -> usize {
         let packed = self.has_packed_strides();
         let mut head = self.ndim() as u8;
         head |= if packed { 0 } else { HAS_STRIDES };
         head |= if self.offset() == 0 { 0 } else { HAS_OFFSET };
-        out.push(self.dtype().code());
-        out.push(head);
+        out[0] = self.dtype().code();
+        out[1] = head;
+        let mut at = 2;
         for &length in self.shape() {
-            put(out, length as u64);
+            put(out, &mut at, length as u64);
         }
         if !packed {
             for &stride in self.strides() {
-                put(out, zigzag(stride));
+                put(out, &mut at, zigzag(stride));
             }
         }
         if self.offset() != 0 {
-            put(out, self.offset() as u64);
+            put(out, &mut at, self.offset() as u64);
         }
+        at
     }
 
     /// Reads a geometry from the start of `bytes`; also says how many of them it took.
@@ -44,8 +51,60 @@ impl Geometry {
     ///
     /// # Errors
     /// When the bytes are not what `encode` writes.
+    #[cfg(test)]
+    pub(super) fn decode(bytes: &[u8]) -> Result<(Geometry, usize)> {
+        let mut geometry = Geometry::SCALAR;
+        let used = geometry.read(bytes)?;
+        Ok((geometry, used))
+    }
+
+    /// As [`decode`](Self::decode), into this one.
+    ///
+    /// # Errors
+    /// As there; then this one is as it was.
     #[inline]
-    pub(crate) fn decode(bytes: &[u8]) -> Result<(Geometry, usize)> {
+    pub(crate) fn read(&mut self, bytes: &[u8]) -> Result<usize> {
+        if let Some(geometry) = Self::read_packed(bytes) {
+            *self = geometry;
+            return Ok(bytes.len());
+        }
+        self.read_any(bytes)
+    }
+
+    /// As [`read`](Self::read), for what most geometries are, and nothing but the geometry. `None`: look more closely.
+    #[inline]
+    fn read_packed(bytes: &[u8]) -> Option<Self> {
+        let [dtype, ndim, rest @ ..] = bytes else {
+            return None;
+        };
+        let dims = usize::from(*ndim);
+        let mut shape = [0; MAX_DIMS];
+        let mut rest = rest.iter();
+        for length in shape.get_mut(..dims)? {
+            let mut shift = 0;
+            loop {
+                let byte = *rest.next()?;
+                *length |= usize::from(byte & 0x7f) << shift;
+                if byte < 0x80 {
+                    // A last byte of 0 could have been left out.
+                    if byte == 0 && shift > 0 {
+                        return None;
+                    }
+                    break;
+                }
+                shift += 7;
+                if shift > 56 {
+                    return None;
+                }
+            }
+        }
+        if rest.len() > 0 {
+            return None;
+        }
+        Geometry::packed(Dtype::from_code(*dtype).ok()?, &shape[..dims]).ok()
+    }
+
+    fn read_any(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut rest = bytes;
         let dtype = Dtype::from_code(take_byte(&mut rest)?)?;
         let head = take_byte(&mut rest)?;
@@ -85,15 +144,21 @@ impl Geometry {
                 ));
             }
         }
-        let geometry = Geometry::new(dtype, shape, &strides[..ndim], offset)?;
-        Ok((geometry, bytes.len() - rest.len()))
+        *self = Geometry::new(dtype, shape, &strides[..ndim], offset)?;
+        Ok(bytes.len() - rest.len())
     }
 }
 
+#[cold]
 fn malformed(what: String) -> Error {
     Error::malformed(format!(
         "cannot read the geometry of a tensor from a message: {what}; the bytes are damaged or of another version"
     ))
+}
+
+#[cold]
+fn cut_short() -> Error {
+    malformed("it is cut short".to_string())
 }
 
 /// Small numbers of either sign become small numbers.
@@ -106,22 +171,25 @@ fn unzigzag(value: u64) -> isize {
     ((value >> 1) as i64 ^ -((value & 1) as i64)) as isize
 }
 
-fn put(out: &mut Vec<u8>, mut value: u64) {
+#[inline]
+fn put(out: &mut [u8], at: &mut usize, mut value: u64) {
     while value >= 0x80 {
-        out.push(value as u8 | 0x80);
+        out[*at] = value as u8 | 0x80;
+        *at += 1;
         value >>= 7;
     }
-    out.push(value as u8);
+    out[*at] = value as u8;
+    *at += 1;
 }
 
+#[inline]
 fn take_byte(rest: &mut &[u8]) -> Result<u8> {
-    let (&first, after) = rest
-        .split_first()
-        .ok_or_else(|| malformed("it is cut short".to_string()))?;
+    let (&first, after) = rest.split_first().ok_or_else(cut_short)?;
     *rest = after;
     Ok(first)
 }
 
+#[inline]
 fn take(rest: &mut &[u8]) -> Result<u64> {
     let mut value = 0_u64;
     for shift in (0..u64::BITS).step_by(7) {
@@ -155,10 +223,18 @@ fn take_usize(rest: &mut &[u8]) -> Result<usize> {
 mod tests {
     use super::*;
 
+    impl Geometry {
+        /// The bytes that it is on the wire.
+        pub(in crate::tensor) fn to_bytes(self) -> Vec<u8> {
+            let mut bytes = vec![0; GEOMETRY_BYTES];
+            let len = self.encode(&mut bytes);
+            bytes.truncate(len);
+            bytes
+        }
+    }
+
     fn encoded(geometry: Geometry) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        geometry.encode(&mut bytes);
-        bytes
+        geometry.to_bytes()
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::message;
 use crate::tensor::aliased::AliasedTensor;
 use crate::tensor::element::Element;
 use crate::tensor::geometry::Geometry;
-use crate::tensor::placed::Placed;
+use crate::tensor::placed::{Placed, check_dtype};
 use crate::tensor::shape::Shape;
 use crate::tensor::shared::SharedTensor;
 use crate::tensor::strided::Strided;
@@ -285,14 +285,13 @@ impl<T: Element> Serialize for Tensor<T> {
 /// Works only as part of a message; the block must be exclusive and hold elements of `T`.
 impl<'de, T: Element> Deserialize<'de> for Tensor<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (storage, geometry) = message::deserialize_tensor(deserializer)?;
-        // SAFETY: the wire hands out each entry of a message once, and a message that holds an exclusive storage was
-        // published only when its sender's handle was gone; so this process has the only one.
-        let placed = unsafe { Placed::exclusive(storage, geometry) };
-        placed
-            .and_then(Strided::new)
-            .map(Tensor::new)
-            .map_err(message::refuse)
+        message::deserialize_tensor(deserializer, |storage, geometry| {
+            check_dtype(T::DTYPE, geometry.dtype())?;
+            // SAFETY: the wire hands out each entry of a message once, and a message that holds an exclusive storage was
+            // published only when its sender's handle was gone; so this process has the only one.
+            let placed = unsafe { Placed::exclusive(storage, geometry) }?;
+            Ok(Tensor(Strided::of(placed)))
+        })
     }
 }
 

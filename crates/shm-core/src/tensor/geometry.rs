@@ -26,6 +26,8 @@ const MAX_BYTES: usize = isize::MAX as usize;
 pub(crate) struct Geometry {
     dtype: Dtype,
     ndim: u8,
+    /// Whether the strides are those of elements that follow one another in row-major order, to the letter.
+    packed: bool,
     shape: [usize; MAX_DIMS],
     /// Elements from one element to the next in each dimension; zero and negative ones are possible. Without meaning
     /// where the length is at most 1.
@@ -35,6 +37,16 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
+    /// One byte.
+    pub(crate) const SCALAR: Self = Self {
+        dtype: Dtype::U8,
+        ndim: 0,
+        packed: true,
+        shape: [0; MAX_DIMS],
+        strides: [0; MAX_DIMS],
+        offset: 0,
+    };
+
     /// A geometry of these lengths and strides, if it can be computed with.
     ///
     /// # Errors
@@ -59,6 +71,7 @@ impl Geometry {
         let mut geometry = Geometry {
             dtype,
             ndim: dims.len() as u8,
+            packed: false,
             shape: [0; MAX_DIMS],
             strides: [0; MAX_DIMS],
             offset,
@@ -72,6 +85,7 @@ impl Geometry {
         if !geometry.fits_in_memory() {
             return Err(too_large(dtype, dims));
         }
+        geometry.packed = contiguous_strides(dims) == Some(geometry.strides);
         let reach = geometry
             .try_reach()
             .filter(|reach| *reach.start() >= 0)
@@ -90,13 +104,16 @@ impl Geometry {
     #[inline]
     pub(crate) fn contiguous(dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
-        let dims = shape.dims()?;
+        Self::packed(dtype, shape.dims()?)
+    }
+
+    /// As [`contiguous`](Self::contiguous), for at most [`MAX_DIMS`] lengths.
+    #[inline]
+    pub(super) fn packed(dtype: Dtype, dims: &[usize]) -> Result<Self> {
         let mut geometry = Geometry {
             dtype,
             ndim: dims.len() as u8,
-            shape: [0; MAX_DIMS],
-            strides: [0; MAX_DIMS],
-            offset: 0,
+            ..Self::SCALAR
         };
         // Each stride is a part of this product, and the last element is the one before it: if it fits, all does.
         let mut count = 1_usize;
@@ -160,8 +177,9 @@ impl Geometry {
     }
 
     /// Whether the strides are to the letter those that `contiguous` computes (dimensions of length 1 included).
+    #[inline]
     pub(crate) fn has_packed_strides(&self) -> bool {
-        contiguous_strides(self.shape()) == Some(self.strides)
+        self.packed
     }
 
     /// Whether two positions may be the same element.
@@ -211,6 +229,13 @@ impl Geometry {
     /// # Errors
     /// When one does not, or would not be aligned.
     pub(crate) fn check(&self, bytes: usize, align: usize) -> Result<()> {
+        if self.packed && self.offset == 0 {
+            // As most are: nothing of what follows has to be computed.
+            let fits = self.packed_bytes() <= bytes;
+            if fits && align & (self.dtype.align() - 1) == 0 && align != 0 {
+                return Ok(());
+            }
+        }
         let span = self.byte_span();
         if span.end > bytes {
             return Err(Error::shape(format!(

@@ -52,6 +52,7 @@ pub use cast::{elements_of, elements_of_mut};
 pub use dtype::Dtype;
 pub use dynamic::DynTensor;
 pub use element::{Bool, Complex64, Complex128, Element, Number, bf16, f16};
+pub(crate) use encoding::GEOMETRY_BYTES;
 pub use exclusive::Tensor;
 pub(crate) use geometry::Geometry;
 pub use shape::{MAX_DIMS, Shape};

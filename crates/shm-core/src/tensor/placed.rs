@@ -65,13 +65,13 @@ impl Placed {
     #[inline]
     pub(crate) unsafe fn exclusive(storage: Storage, geometry: Geometry) -> Result<Placed> {
         check_mode(&storage, Mode::Exclusive)?;
-        let placed = Placed {
+        check_place(&storage, &geometry)?;
+        check_overlap(&geometry)?;
+        Ok(Placed {
             storage,
             geometry,
             exclusive: true,
-        };
-        placed.check(&geometry)?;
-        Ok(placed)
+        })
     }
 
     /// One of the holders of a storage that is only read.
@@ -84,26 +84,20 @@ impl Placed {
     #[inline]
     pub(crate) unsafe fn shared(storage: Storage, geometry: Geometry) -> Result<Placed> {
         check_mode(&storage, Mode::Shared)?;
-        let placed = Placed {
+        check_place(&storage, &geometry)?;
+        Ok(Placed {
             storage,
             geometry,
             exclusive: false,
-        };
-        placed.check(&geometry)?;
-        Ok(placed)
+        })
     }
 
     /// Whether another geometry over the same storage keeps the invariants.
     #[inline]
     fn check(&self, geometry: &Geometry) -> Result<()> {
         check_place(&self.storage, geometry)?;
-        if self.exclusive && geometry.may_overlap() {
-            return Err(Error::shape(format!(
-                "the strides {:?} of shape {:?} name some elements more than once; such a tensor can be shared for reading \
-                 but not be exclusive",
-                geometry.strides(),
-                geometry.shape()
-            )));
+        if self.exclusive {
+            check_overlap(geometry)?;
         }
         Ok(())
     }
@@ -404,6 +398,19 @@ pub(super) fn check_place(storage: &Storage, geometry: &Geometry) -> Result<()> 
         .checked_shl(storage.as_ptr().addr().trailing_zeros())
         .unwrap_or(0);
     geometry.check(storage.len(), align)
+}
+
+#[inline]
+fn check_overlap(geometry: &Geometry) -> Result<()> {
+    if geometry.may_overlap() {
+        return Err(Error::shape(format!(
+            "the strides {:?} of shape {:?} name some elements more than once; such a tensor can be shared for reading \
+             but not be exclusive",
+            geometry.strides(),
+            geometry.shape()
+        )));
+    }
+    Ok(())
 }
 
 #[inline]

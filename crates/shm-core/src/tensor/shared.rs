@@ -5,7 +5,7 @@ use crate::message;
 use crate::tensor::element::Element;
 use crate::tensor::exclusive::Tensor;
 use crate::tensor::geometry::Geometry;
-use crate::tensor::placed::Placed;
+use crate::tensor::placed::{Placed, check_dtype};
 use crate::tensor::shape::Shape;
 use crate::tensor::strided::Strided;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -228,14 +228,13 @@ impl<T: Element> Serialize for SharedTensor<T> {
 /// Works only as part of a message; the block must be shared and hold elements of `T`.
 impl<'de, T: Element> Deserialize<'de> for SharedTensor<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (storage, geometry) = message::deserialize_tensor(deserializer)?;
-        // SAFETY: the block's header says that it is shared (checked within), and the one who froze it gave up the only
-        // exclusive handle; it can be thawed only when nobody holds it, and now we do.
-        let placed = unsafe { Placed::shared(storage, geometry) };
-        placed
-            .and_then(Strided::new)
-            .map(SharedTensor::new)
-            .map_err(message::refuse)
+        message::deserialize_tensor(deserializer, |storage, geometry| {
+            check_dtype(T::DTYPE, geometry.dtype())?;
+            // SAFETY: the block's header says that it is shared (checked within), and the one who froze it gave up the only
+            // exclusive handle; it can be thawed only when nobody holds it, and now we do.
+            let placed = unsafe { Placed::shared(storage, geometry) }?;
+            Ok(SharedTensor::new(Strided::of(placed)))
+        })
     }
 }
 

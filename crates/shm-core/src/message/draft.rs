@@ -1,0 +1,191 @@
+//! The bytes of a message while it is written: straight into the layout of a cell, which most messages fit.
+
+use std::cell::Cell;
+
+use super::parse::{CELL, FORM_INLINE, HEAD, words_of};
+use crate::cells::PAYLOAD_WORDS;
+
+/// Buffers up to this many bytes are kept.
+const KEPT: usize = 1 << 20;
+
+thread_local! {
+    /// Buffers for messages that do not fit a cell, kept from message to message.
+    static SPARE: Cell<Option<Box<Far>>> = const { Cell::new(None) };
+}
+
+/// A message that is too long for a cell.
+#[derive(Default)]
+struct Far {
+    table: Vec<u8>,
+    body: Vec<u8>,
+}
+
+/// The bytes of a message that is being written: in the layout of a cell as long as they fit it.
+pub(super) struct Draft {
+    near: [u8; CELL],
+    /// Where the next byte of the body goes; [`CELL`] when it is far.
+    at: usize,
+    /// All of it, once it is too long for a cell.
+    far: Option<Box<Far>>,
+}
+
+impl Draft {
+    #[inline]
+    pub(super) fn new() -> Self {
+        Self {
+            near: [0; CELL],
+            at: HEAD,
+            far: None,
+        }
+    }
+
+    /// What is known already.
+    pub(super) fn of(table: &[u8], handles: usize, body: &[u8]) -> Self {
+        let mut draft = Self::new();
+        draft.extend(body);
+        draft.add_table(table, handles);
+        draft
+    }
+
+    #[inline]
+    fn push(&mut self, byte: u8) {
+        match self.near.get_mut(self.at) {
+            Some(place) => {
+                *place = byte;
+                self.at += 1;
+            }
+            None => self.extend_far(&[byte]),
+        }
+    }
+
+    #[inline]
+    fn extend(&mut self, bytes: &[u8]) {
+        match self.near.get_mut(self.at..self.at + bytes.len()) {
+            Some(places) => {
+                copy(places, bytes);
+                self.at += bytes.len();
+            }
+            None => self.extend_far(bytes),
+        }
+    }
+
+    #[cold]
+    fn extend_far(&mut self, bytes: &[u8]) {
+        self.move_far().body.extend_from_slice(bytes);
+    }
+
+    /// Moves what is there out of the cell's layout.
+    #[cold]
+    fn move_far(&mut self) -> &mut Far {
+        self.far.get_or_insert_with(|| {
+            let mut far = SPARE.take().unwrap_or_default();
+            far.table.clear();
+            far.body.clear();
+            far.body.extend_from_slice(&self.near[HEAD..self.at]);
+            self.at = CELL;
+            far
+        })
+    }
+
+    /// The table, of so many handles, comes in front of the body.
+    pub(super) fn add_table(&mut self, table: &[u8], handles: usize) {
+        let fits = self.far.is_none() && table.len() + self.at <= CELL;
+        if !fits {
+            self.move_far().table.extend_from_slice(table);
+            return;
+        }
+        self.near.copy_within(HEAD..self.at, HEAD + table.len());
+        self.near[HEAD..HEAD + table.len()].copy_from_slice(table);
+        self.at += table.len();
+        // At most 52, each.
+        (self.near[1], self.near[2]) = (handles as u8, table.len() as u8);
+    }
+
+    /// Bytes of table and body of a message that does not fit its cell.
+    #[inline]
+    pub(super) fn far_bytes(&self) -> Option<usize> {
+        let far = self.far.as_ref()?;
+        Some(far.table.len() + far.body.len())
+    }
+
+    /// The payload, if the message fits its cell; else its table and its body.
+    #[inline]
+    pub(super) fn payload(&mut self) -> Result<[u64; PAYLOAD_WORDS], (&[u8], &[u8])> {
+        if let Some(far) = &self.far {
+            return Err((&far.table, &far.body));
+        }
+        self.near[0] = FORM_INLINE;
+        self.near[3] = (self.at - HEAD) as u8 - self.near[2];
+        Ok(words_of(&self.near))
+    }
+}
+
+impl Drop for Draft {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(far) = self.far.take() {
+            keep(far);
+        }
+    }
+}
+
+#[cold]
+fn keep(far: Box<Far>) {
+    // One large message must not keep its size in memory for as long as the thread lives.
+    if far.table.capacity().max(far.body.capacity()) <= KEPT {
+        SPARE.set(Some(far));
+    }
+}
+
+/// A postcard flavor that appends to a draft.
+pub(super) struct Append<'a>(pub(super) &'a mut Draft);
+
+impl postcard::ser_flavors::Flavor for Append<'_> {
+    type Output = ();
+
+    #[inline]
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
+        Ok(())
+    }
+
+    #[inline]
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0.extend(bytes);
+        Ok(())
+    }
+
+    #[inline]
+    fn finalize(self) -> postcard::Result<()> {
+        Ok(())
+    }
+}
+
+/// Copies a slice to one as long. Most are numbers, for which a call would be the larger part.
+#[inline]
+fn copy(to: &mut [u8], from: &[u8]) {
+    if from.len() > 10 {
+        to.copy_from_slice(from);
+        return;
+    }
+    if let (Some((to, to_rest)), Some((from, from_rest))) = (
+        to.split_first_chunk_mut::<8>(),
+        from.split_first_chunk::<8>(),
+    ) {
+        *to = *from;
+        copy_bytes(to_rest, from_rest);
+    } else {
+        copy_bytes(to, from);
+    }
+}
+
+/// As [`copy`], for less than eight bytes.
+#[inline]
+fn copy_bytes(mut to: &mut [u8], mut from: &[u8]) {
+    while let ([place, to_rest @ ..], [byte, from_rest @ ..]) = (to, from) {
+        *place = *byte;
+        (to, from) = (to_rest, from_rest);
+        // Or the compiler makes it a call again.
+        std::hint::black_box(());
+    }
+}
