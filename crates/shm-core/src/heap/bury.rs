@@ -153,32 +153,87 @@ pub(crate) fn bury_chunks(segment: &Segment, dead: Owner) {
     chunks.tell(header::FREED);
     chunks.tell(header::ORPHANED);
 }
+
 /// Frees orphaned chunks that nobody uses any more. Returns whether there were any.
 pub(super) fn sweep_orphans(segment: &Segment, me: Owner) -> bool {
     let chunks = Chunks::new(segment);
     let mut found = false;
     for chunk in 0..chunks.high() {
-        let State::Orphan(used) = chunks.state(chunk) else {
-            continue;
-        };
-        match used {
-            Use::Slab(class)
-                if slab_is_unused(segment, chunk, class)
-                    && chunks.change(chunk, State::Orphan(used), State::Owned(me, used)) =>
-            {
-                retire_slab(segment, chunk, class, State::Owned(me, used));
-                found = true;
-            }
-            Use::Run(count)
-                if free_block(segment, Chunks::run_line(chunk)).is_some()
-                    && chunks.change(chunk, State::Orphan(used), State::Owned(me, used)) =>
-            {
-                adopt_tails(&chunks, me, chunk, count);
-                chunks.retire_run(chunk, u64::from(count), me);
-                found = true;
-            }
-            _ => {}
+        if let State::Orphan(used) = chunks.state(chunk)
+            && is_unused(&chunks, chunk, used)
+        {
+            found |= free_orphan(&chunks, me, chunk, used);
         }
     }
     found
+}
+
+fn is_unused(chunks: &Chunks<'_>, chunk: u64, used: Use) -> bool {
+    match used {
+        Use::Slab(class) => slab_is_unused(chunks.segment, chunk, class),
+        Use::Run(_) => free_block(chunks.segment, Chunks::run_line(chunk)).is_some(),
+        Use::Nothing | Use::Tail(_) | Use::Leases => false,
+    }
+}
+
+/// Frees an orphaned chunk that was seen unused. `false` if it is not that any more.
+///
+/// Looked at once more when it is ours: since the first look (this process may have been stopped in between) somebody may
+/// have adopted it, made blocks in it, and died, which left it an orphan as before.
+fn free_orphan(chunks: &Chunks<'_>, me: Owner, chunk: u64, used: Use) -> bool {
+    let (orphan, ours) = (State::Orphan(used), State::Owned(me, used));
+    if !chunks.change(chunk, orphan, ours) {
+        return false;
+    }
+    if !is_unused(chunks, chunk, used) {
+        chunks.change(chunk, ours, orphan);
+        return false;
+    }
+    match used {
+        Use::Run(count) => {
+            adopt_tails(chunks, me, chunk, count);
+            chunks.retire_run(chunk, u64::from(count), me);
+        }
+        Use::Slab(class) => retire_slab(chunks.segment, chunk, class, ours),
+        Use::Nothing | Use::Tail(_) | Use::Leases => {}
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::arena::Arena;
+    use crate::heap::locate;
+    use crate::held::Held;
+    use crate::line::Mode;
+
+    #[test]
+    fn an_orphan_that_was_used_again_since_it_was_seen_unused_is_not_freed() {
+        let root = Arena::builder().capacity(128 << 20).create().unwrap();
+        for bytes in [100, 5 << 20] {
+            let other = Arena::join(root.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let theirs = Held::allocate(&other, bytes, Mode::Message).unwrap();
+            let kept = Held::open(&root, theirs.line, theirs.generation).unwrap();
+            let dead = other.me();
+            other.end_watcher();
+            std::mem::forget((theirs, other));
+            root.bury_for_certain(dead);
+            let chunks = Chunks::new(root.segment());
+            let chunk = locate(root.segment(), kept.line).unwrap().chunk;
+            let State::Orphan(used) = chunks.state(chunk) else {
+                panic!("{:?}", chunks.state(chunk));
+            };
+            // As if it had been seen without the block.
+            assert!(!free_orphan(&chunks, root.me(), chunk, used));
+            assert_eq!(chunks.state(chunk), State::Orphan(used));
+            assert!(!sweep_orphans(root.segment(), root.me()));
+            drop(kept);
+            assert!(sweep_orphans(root.segment(), root.me()));
+            assert_eq!(chunks.state(chunk), State::Free);
+        }
+        assert!(root.audit().leaked.is_empty());
+    }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 
 use super::death::{borrowed, lend};
 use super::{arena, assert_clean, assert_empty, join, kill, queue};
@@ -209,6 +209,11 @@ fn sealed(len: u64, content: &[u8]) -> OwnedFd {
     let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, len).unwrap();
     rustix::io::pwrite(&file, content, 0).unwrap();
+    if content.len() as u64 > header::INODE {
+        // Else it would be a copy.
+        let inode = fstat(&file).unwrap().st_ino;
+        rustix::io::pwrite(&file, &inode.to_ne_bytes(), header::INODE).unwrap();
+    }
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
     file
 }

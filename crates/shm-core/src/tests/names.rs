@@ -373,3 +373,44 @@ impl Drop for Stopped {
         let _ = self.0.wait();
     }
 }
+
+#[test]
+fn who_looks_at_a_table_that_is_gone_counts_nothing_that_somebody_else_has_alone() {
+    let root = arena();
+    root.publish("a", &shared(&root, 0)).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let (own, done) = (join(&root), &done);
+            scope.spawn(move || {
+                for round in 1..=400 {
+                    own.republish("a", &shared(&own, round)).unwrap();
+                }
+                done.store(true, Ordering::SeqCst);
+            });
+        }
+        for _ in 0..3 {
+            let (own, done) = (join(&root), &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::SeqCst) {
+                    let mut found: SharedTensor<u32> = own.open("a").unwrap();
+                    for _ in 0..50 {
+                        match found.try_thaw() {
+                            Err(shared) => found = shared,
+                            // Nobody else has it, nor may anybody find it any more.
+                            Ok(tensor) => {
+                                for _ in 0..20 {
+                                    std::thread::yield_now();
+                                    assert!(tensor.placed().storage().held().is_sole());
+                                }
+                                break;
+                            }
+                        }
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+    });
+    assert_clean(&root);
+}
