@@ -49,7 +49,7 @@ fn a_getter_that_sleeps_gets_messages_beside_getters_that_never_pause() {
     let patient = receiver.clone().with_policy(WaitPolicy::Park);
     beside(
         || drop(receiver.try_get()),
-        || assert_eq!((0..SHARE).map(|_| patient.get().unwrap()).count(), SHARE),
+        || assert_eq!(patient.iter().take(SHARE).count(), SHARE),
     );
     receiver.close();
     context.join().unwrap();
