@@ -49,12 +49,14 @@ impl Draft {
 
     #[inline]
     fn push(&mut self, byte: u8) {
-        match self.near.get_mut(self.at) {
-            Some(place) => {
-                *place = byte;
-                self.at += 1;
-            }
-            None => self.extend_far(&[byte]),
+        // First, since a long message comes here for each of its bytes.
+        if let Some(far) = &mut self.far {
+            far.body.push(byte);
+        } else if self.at < CELL {
+            self.near[self.at] = byte;
+            self.at += 1;
+        } else {
+            self.extend_far(&[byte]);
         }
     }
 
