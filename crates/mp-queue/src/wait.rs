@@ -49,11 +49,15 @@ fn long() -> Duration {
 }
 
 /// How a wait spends its time before it sleeps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum WaitPolicy {
     /// Spins for a while where that has paid lately and a core is free for it.
     #[default]
     Adaptive,
+    /// The same, however many participants there are: for processes that know that no more of them run than there are cores,
+    /// such as the stages of a pipeline, whose parent sleeps.
+    Eager,
     /// Never sleeps. For benchmarks, and for processes that have a core each.
     Spin,
     /// Sleeps at once.
@@ -81,6 +85,8 @@ fn spin_for(object: &Object, policy: WaitPolicy) -> u64 {
                 0
             }
         }
+        WaitPolicy::Eager if cores() > 1 => SPIN_NS.load(Ordering::Relaxed),
+        WaitPolicy::Eager => 0,
     }
 }
 
@@ -145,7 +151,7 @@ pub(crate) fn wait<R, E: From<Error>>(
             spin(rounds, &glance);
             rounds = rounds.saturating_add(1);
             if let Some(answer) = attempt(false) {
-                if policy == WaitPolicy::Adaptive {
+                if matches!(policy, WaitPolicy::Adaptive | WaitPolicy::Eager) {
                     let spin = SPIN_NS.load(Ordering::Relaxed);
                     SPIN_NS.store((spin + spin / 8 + 1).min(SPIN_MOST_NS), Ordering::Relaxed);
                 }
@@ -167,7 +173,7 @@ pub(crate) fn wait<R, E: From<Error>>(
         let spin = SPIN_NS.load(Ordering::Relaxed);
         SPIN_NS.store((spin / 2).max(SPIN_LEAST_NS), Ordering::Relaxed);
     }
-    if limit == 0 && policy == WaitPolicy::Adaptive {
+    if limit == 0 && matches!(policy, WaitPolicy::Adaptive | WaitPolicy::Eager) {
         for _ in 0..YIELDS {
             if let Some(answer) = attempt(false) {
                 return Some(answer);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mp_queue::WaitPolicy;
 use spawn::Group;
 
 use crate::account::Account;
@@ -89,6 +90,7 @@ pub struct Pipeline {
     pub(crate) client: Option<Client>,
     grace: Option<Duration>,
     timeout: Option<Duration>,
+    wait: Option<WaitPolicy>,
     dir: Option<PathBuf>,
     progress: bool,
     pub(crate) config: Option<serde_json::Value>,
@@ -121,6 +123,13 @@ impl Pipeline {
     /// How long the run may take, from the start of its processes.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// How processes wait for items and for room in a queue. Where nothing is said they spin for a while (tens of
+    /// microseconds at most, less where it has not paid lately) if there are no more of them than cores, and else sleep.
+    pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
+        self.wait = Some(policy);
         self
     }
 
@@ -162,7 +171,7 @@ impl Pipeline {
     pub fn start(self) -> Result<Running> {
         let specs = check(&self.steps, self.client.as_ref(), &cuda_devices)?;
         let apart = self.steps.iter().any(|step| step.restarts > 0);
-        let (mut wiring, log) = Wiring::lay(self.steps, specs, self.client.as_ref())?;
+        let (mut wiring, log) = Wiring::lay(self.steps, specs, self.client.as_ref(), self.wait)?;
         let dir = self.dir.as_deref().map(|dir| open_dir(dir, &wiring));
         let dir = dir.transpose()?;
         let crews = start_crews(&wiring, apart, self.grace)?;
@@ -261,12 +270,12 @@ fn start_crews(wiring: &Wiring, apart: bool, grace: Option<Duration>) -> Result<
     }
     let mut works: Vec<Work<()>> = Vec::new();
     for rank in 0..wiring.seats.len() {
-        let mut work = wiring.work(rank, 0).ok_or_else(|| {
+        let mut post = wiring.post(rank, 0).ok_or_else(|| {
             Error::invalid("a pipeline was started after it had let go of its queues")
         })?;
         let read = (0..rank).filter(|&writer| wiring.reads(rank, writer));
-        work.touch = read.flat_map(|writer| slots[writer].clone()).collect();
-        works.push(work);
+        post.touch = read.flat_map(|writer| slots[writer].clone()).collect();
+        works.push(Work { params: (), post });
     }
     let group = || {
         let group = Group::<Outcome>::new();
@@ -278,7 +287,7 @@ fn start_crews(wiring: &Wiring, apart: bool, grace: Option<Duration>) -> Result<
     let mut together = group();
     let mut crews = Vec::new();
     for (rank, mut work) in works.into_iter().enumerate() {
-        work.slots = std::mem::take(&mut slots[rank]);
+        work.post.slots = std::mem::take(&mut slots[rank]);
         let (maker, process) = (&wiring.group_of(rank).maker, wiring.process(rank));
         if apart {
             let mut alone = group().apart();

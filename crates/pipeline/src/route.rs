@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mp_queue::{ErrorKind as QueueErrorKind, Receiver, Sender};
+use mp_queue::{ErrorKind as QueueErrorKind, Receiver, Sender, WaitPolicy};
 use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
 
@@ -59,6 +59,16 @@ pub(crate) struct Lane {
 pub(crate) struct Routes {
     pub(crate) queues: Vec<Vec<Lane>>,
     pub(crate) policy: Backpressure,
+}
+
+impl Routes {
+    /// The same, waiting for room in another way.
+    pub(crate) fn with_policy(mut self, policy: WaitPolicy) -> Self {
+        for lane in self.queues.iter_mut().flatten() {
+            lane.to = lane.to.clone().with_policy(policy);
+        }
+        self
+    }
 }
 
 /// An item that could not be put now.

@@ -16,7 +16,7 @@ use crate::client::Progress;
 use crate::error::{Error, ErrorKind, Result};
 use crate::item::Item;
 use crate::knot::{self, Feeds};
-use crate::process::Outcome;
+use crate::process::{Outcome, Work};
 use crate::progress::ProgressLine;
 use crate::run::{Report, Shared};
 use crate::run_dir::RunDir;
@@ -280,14 +280,15 @@ impl Runner {
         backlog.sort_by_key(|item| std::cmp::Reverse((item.id, item.part)));
         self.wiring.board.forget(rank as u32);
         self.wiring.board.count_death();
-        let work = self.wiring.work(rank, self.restarts[rank]);
-        let Some(mut work) = work else {
+        let post = self.wiring.post(rank, self.restarts[rank]);
+        let Some(mut post) = post else {
             return Err(Error::invalid(
                 "a process was to be replaced after the run had let go of its queues",
             ));
         };
-        work.slots = self.wiring.make_slots(rank)?;
-        work.backlog = backlog;
+        post.slots = self.wiring.make_slots(rank)?;
+        post.backlog = backlog;
+        let work = Work { params: (), post };
         let mut group = Group::new().apart();
         if let Some(grace) = self.grace {
             group = group.grace(grace);

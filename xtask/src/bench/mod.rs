@@ -3,7 +3,8 @@
 //! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
 //! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue, and messages by other crates),
 //! `memory` (making, filling, cloning, sending and dropping tensors, and joining an arena), `pool` (tasks of a pool, against
-//! the round trip of a queue) and `spawn` (starting a process, by each method and by another crate, against running this
+//! the round trip of a queue), `pipeline` (from the end of one stage's work to the next stage, four ways, and how near a
+//! pipeline comes to its slowest step) and `spawn` (starting a process, by each method and by another crate, against running this
 //! program again). Floor and subject alternate in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
@@ -25,6 +26,7 @@ mod memory;
 mod pair;
 mod payload;
 mod peer;
+mod pipeline;
 mod pool;
 mod python;
 mod queue;
