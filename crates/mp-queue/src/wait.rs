@@ -55,8 +55,8 @@ pub enum WaitPolicy {
     /// Spins for a while where that has paid lately and a core is free for it.
     #[default]
     Adaptive,
-    /// The same, however many participants there are: for processes that know that no more of them run than there are cores,
-    /// such as the stages of a pipeline, whose parent sleeps.
+    /// The same, however many participants and cores there seem to be: for processes that know that they have a core each,
+    /// since they are pinned, or since the others sleep.
     Eager,
     /// Never sleeps. For benchmarks, and for processes that have a core each.
     Spin,
@@ -85,8 +85,7 @@ fn spin_for(object: &Object, policy: WaitPolicy) -> u64 {
                 0
             }
         }
-        WaitPolicy::Eager if cores() > 1 => SPIN_NS.load(Ordering::Relaxed),
-        WaitPolicy::Eager => 0,
+        WaitPolicy::Eager => SPIN_NS.load(Ordering::Relaxed),
     }
 }
 
@@ -173,7 +172,7 @@ pub(crate) fn wait<R, E: From<Error>>(
         let spin = SPIN_NS.load(Ordering::Relaxed);
         SPIN_NS.store((spin / 2).max(SPIN_LEAST_NS), Ordering::Relaxed);
     }
-    if limit == 0 && matches!(policy, WaitPolicy::Adaptive | WaitPolicy::Eager) {
+    if limit == 0 && policy == WaitPolicy::Adaptive {
         for _ in 0..YIELDS {
             if let Some(answer) = attempt(false) {
                 return Some(answer);

@@ -235,16 +235,21 @@ fn work_on<S: Stage>(
                 Next::End => return Ok(()),
             },
         };
-        home.enter(State::Working);
         let card = input.as_ref().map(|input| Arc::clone(input.card()));
-        if let Some(card) = &card {
-            *inputs += 1;
-            home.board.set_item(home.rank, card.identity().0);
-            card.edit(|card| card.started = now_ns());
-        }
         output.set_current(card.clone());
-        if card.is_none() {
-            output.note_called();
+        // The last thing before the stage is called: what comes before it is hand-over.
+        let now = now_ns();
+        home.board.enter_at(home.rank, State::Working, now);
+        match &card {
+            Some(card) => {
+                *inputs += 1;
+                let item = card.edit(|card| {
+                    card.started = now;
+                    card.item
+                });
+                home.board.set_item(home.rank, item);
+            }
+            None => output.note_called(now),
         }
         let answer = stage.process(input, output);
         output.set_current(None);

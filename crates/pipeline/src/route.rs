@@ -82,7 +82,7 @@ impl Lane {
     fn is_abandoned(&self, home: &Home) -> bool {
         self.readers
             .iter()
-            .all(|&reader| home.board.state(reader) == State::Done)
+            .all(|&reader| home.board.is_done(reader))
     }
 
     fn try_put(&self, home: &Home, item: Item) -> Result<(), Box<Refused>> {
@@ -218,6 +218,11 @@ impl Router {
         lanes.all(|lane| lane.is_abandoned(home))
     }
 
+    /// Whether there is a choice of queues.
+    pub(crate) fn selects(&self) -> bool {
+        self.routes.queues.len() > 1
+    }
+
     /// The index of the queue that an output goes into.
     pub(crate) fn select(&mut self, home: &Home, item: &Item) -> usize {
         let queues = self.routes.queues.len();
@@ -234,7 +239,12 @@ impl Router {
     }
 
     /// Puts the segments of one output into a queue.
-    pub(crate) fn put(&mut self, home: &Home, index: usize, items: Vec<Item>) -> Result<()> {
+    pub(crate) fn put(
+        &mut self,
+        home: &Home,
+        index: usize,
+        items: impl IntoIterator<Item = Item>,
+    ) -> Result<()> {
         let policy = self.routes.policy;
         let lanes = self.routes.queues.get(index).ok_or_else(|| {
             Error::invalid(

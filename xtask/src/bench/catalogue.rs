@@ -235,11 +235,17 @@ fn pipelines() -> Vec<Case> {
     cases.push(Case::parked(line(Load::Parked, size)));
     for replicas in [2, 4] {
         let load = Load::Busy;
-        cases.push(Case::busy(Line { replicas, ..line(load, size) }));
+        cases.push(Case::busy(Line {
+            replicas,
+            ..line(load, size)
+        }));
     }
     for slots in [1, 2, 16, 64] {
         let load = Load::Busy;
-        cases.push(Case::busy(Line { slots, ..line(load, size) }));
+        cases.push(Case::busy(Line {
+            slots,
+            ..line(load, size)
+        }));
     }
     for way in [Handed::Queue, Handed::Rnb, Handed::RnbCopied] {
         for size in [LARGE, CLIPS_15] {

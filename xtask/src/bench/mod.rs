@@ -54,6 +54,9 @@ pub(crate) struct Args {
     /// The suites to run; without any, all of them.
     #[arg(value_enum)]
     suites: Vec<Suite>,
+    /// Only cases whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// As few pairs as a ratio needs.
     #[arg(long)]
     quick: bool,
@@ -98,6 +101,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut all = Vec::new();
     for suite in suites {
         for case in suite.cases() {
+            let name = case.subject.name();
+            if args.only.as_ref().is_some_and(|only| !name.contains(only)) {
+                continue;
+            }
             if let Err(reason) = case.subject.prepare() {
                 eprintln!(
                     "left out {}: {}: {reason}",

@@ -67,7 +67,11 @@ impl Subject for ByHand {
     fn connect(&self) -> Result<Connection> {
         let arena = Arena::builder().create()?;
         let (to, from) = Queue::<Message>::bounded_in(&arena, TENSORS)?.split();
-        let of_rnb = if self.way == Handed::Queue { 0 } else { TENSORS };
+        let of_rnb = if self.way == Handed::Queue {
+            0
+        } else {
+            TENSORS
+        };
         let mut shared: Shared = (
             Vec::new(),
             Vec::new(),

@@ -1,7 +1,7 @@
 //! A real pipeline of two steps, in processes of their own: the first on the CPU of side A, the second beside it. Side A
 //! starts it and gives it orders; side B has nothing to do.
 
-use mp_queue::{Queue, Receiver, Sender, WaitPolicy};
+use mp_queue::{Event, Queue, Receiver, Sender, WaitPolicy};
 use pipeline::{
     Context, Flow, Input, Output, Pipeline, Running, Stage, StageError, Step, TensorSpec,
 };
@@ -78,22 +78,26 @@ impl Subject for Line {
         let (orders, to_source) = Queue::bounded(4)?.split();
         let (done, answers) = Queue::bounded(4)?.split();
         let seen = Seen(Tensor::<u64>::zeros([MOST + 1])?.alias());
+        let policy = match self.load {
+            Load::Parked => WaitPolicy::Park,
+            // It sleeps only between two batches, so that the floor has both CPUs.
+            Load::Busy if self.replicas == 1 => WaitPolicy::Spin,
+            Load::Busy | Load::Full => WaitPolicy::Eager,
+        };
+        let begins = (policy == WaitPolicy::Spin).then(Event::new).transpose()?;
         let source = SourceParams {
             load: self.load,
             bytes: self.size.bytes,
             orders: to_source,
             done,
             seen: seen.clone(),
-        };
-        let policy = match self.load {
-            Load::Parked => WaitPolicy::Park,
-            Load::Busy | Load::Full => WaitPolicy::Adaptive,
+            begins: begins.clone(),
         };
         let running = Pipeline::new()
             .wait_policy(policy)
             .step(Step::of::<Source>("source", source).slots(self.slots))
             .step(
-                Step::of::<Sink>("sink", (self.load, seen.clone())).replicas(self.replicas),
+                Step::of::<Sink>("sink", (self.load, seen.clone(), begins)).replicas(self.replicas),
             )
             .start()?;
         Ok(Box::new(LineEnd {
@@ -120,16 +124,17 @@ impl Seen {
         Ok(())
     }
 
-    pub(super) fn take(&self, count: usize) -> Result<Vec<u64>> {
-        (1..=count.min(MOST))
-            .map(|at| Ok(self.0.load(&[at])?))
+    /// Those of the items up to the `last`, by their numbers.
+    pub(super) fn take(&self, last: u64, count: usize) -> Result<Vec<u64>> {
+        (last + 1 - count.min(MOST) as u64..=last)
+            .map(|at| Ok(self.0.load(&[1 + at as usize % MOST])?))
             .collect()
     }
 }
 
 struct LineEnd {
     orders: Sender<usize>,
-    answers: Receiver<()>,
+    answers: Receiver<u64>,
     seen: Seen,
     _running: Running,
 }
@@ -139,8 +144,8 @@ impl End for LineEnd {
         self.orders
             .put(samples.min(MOST))
             .map_err(|failed| failed.to_string())?;
-        self.answers.get()?;
-        self.seen.take(samples)
+        let last = self.answers.get()?;
+        self.seen.take(last, samples)
     }
 }
 
@@ -149,8 +154,10 @@ struct SourceParams {
     load: Load,
     bytes: usize,
     orders: Receiver<usize>,
-    done: Sender<()>,
+    done: Sender<u64>,
     seen: Seen,
+    /// Set when a batch begins, where the receiver waits for that.
+    begins: Option<Event>,
 }
 
 struct Source {
@@ -182,17 +189,25 @@ impl Stage for Source {
             orders,
             done,
             seen,
+            begins,
             ..
         } = &self.params;
         let Ok(count) = orders.get() else {
             return Ok(Flow::End);
         };
+        if let Some(begins) = begins {
+            begins.set();
+        }
         let mut due = clock::now();
-        for index in 0..count as u64 {
+        for left in (0..count).rev() {
             let mut slot = output.loan()?;
             self.sent += 1;
             payload::mark(slot.tensor_mut(0)?, self.sent);
-            slot.set_sequence(index);
+            slot.set_sequence(if left == 0 {
+                self.sent | LAST
+            } else {
+                self.sent
+            });
             match load {
                 Load::Busy => {
                     while seen.count()? + 1 < self.sent {}
@@ -207,14 +222,13 @@ impl Stage for Source {
                     due += later(&mut self.rng);
                 }
             }
-            slot.set_payload(&self.sent)?;
             slot.set_tag(clock::now());
             output.publish(slot)?;
         }
         while seen.count()? < self.sent {
             std::thread::yield_now();
         }
-        done.put(()).map_err(|failed| failed.to_string())?;
+        done.put(self.sent).map_err(|failed| failed.to_string())?;
         Ok(Flow::Continue)
     }
 
@@ -223,32 +237,42 @@ impl Stage for Source {
     }
 }
 
-struct Sink(Load, Seen);
+/// Beside the number of the last item of a batch.
+const LAST: u64 = 1 << 63;
+
+struct Sink(Load, Seen, Option<Event>);
 
 impl Stage for Sink {
-    type Params = (Load, Seen);
+    type Params = (Load, Seen, Option<Event>);
     type Result = ();
 
     fn output_spec(_: &Self::Params) -> Vec<TensorSpec> {
         Vec::new()
     }
 
-    fn new((load, seen): Self::Params, _: &Context) -> Result<Self, StageError> {
+    fn new((load, seen, begins): Self::Params, _: &Context) -> Result<Self, StageError> {
         pin_beside();
-        Ok(Self(load, seen))
+        Ok(Self(load, seen, begins))
     }
 
     fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
         let now = clock::now();
         let input = input.ok_or("a step without an input")?;
-        payload::check(input.tensor(0)?, input.payload()?)?;
+        let number = input.sequence() & !LAST;
+        let is_last = number != input.sequence();
+        payload::check(input.tensor(0)?, number)?;
         if self.0 == Load::Full {
             spend(WORK_NS);
         }
         let took = now.saturating_sub(input.tag());
-        let index = input.sequence();
         drop(input);
-        self.1.note(index, took)?;
+        if is_last && let Some(begins) = &self.2 {
+            begins.clear();
+            self.1.note(number, took)?;
+            begins.wait()?;
+            return Ok(Flow::Continue);
+        }
+        self.1.note(number, took)?;
         Ok(Flow::Continue)
     }
 

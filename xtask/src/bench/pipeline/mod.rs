@@ -69,7 +69,7 @@ impl Load {
 const WORK_NS: u64 = 20_000;
 const INTERVAL_NS: u64 = WORK_NS * 100 / 95;
 /// From the receiver's end of work until it waits again, and still spins.
-const PAUSE_NS: u64 = 3_000;
+const PAUSE_NS: u64 = 8_000;
 
 /// Looks at the clock until so much time has passed.
 fn spend(ns: u64) {

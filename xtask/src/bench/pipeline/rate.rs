@@ -126,7 +126,7 @@ impl Subject for Rate {
 
 struct RateEnd {
     orders: Sender<usize>,
-    answers: Receiver<()>,
+    answers: Receiver<u64>,
     seen: Seen,
     _running: Running,
 }
@@ -138,9 +138,9 @@ impl End for RateEnd {
             self.orders
                 .put(ITEMS)
                 .map_err(|failed| failed.to_string())?;
-            self.answers.get()?;
+            let last = self.answers.get()?;
             // From the end of the first item to that of the last: without the time until the pipeline is full.
-            let ends = self.seen.take(ITEMS)?;
+            let ends = self.seen.take(last, ITEMS)?;
             match ends[..] {
                 [first, .., last] => taken.push((last - first) / (ITEMS as u64 - 1)),
                 _ => return Err("a batch of no items".into()),
@@ -151,10 +151,10 @@ impl End for RateEnd {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Feed(Receiver<usize>, Seen, Sender<()>, u64);
+struct Feed(Receiver<usize>, Seen, Sender<u64>, u64);
 
 impl Stage for Feed {
-    type Params = (Receiver<usize>, Seen, Sender<()>);
+    type Params = (Receiver<usize>, Seen, Sender<u64>);
     type Result = ();
 
     fn output_spec(_: &Self::Params) -> Vec<TensorSpec> {
@@ -170,16 +170,16 @@ impl Stage for Feed {
         let Ok(count) = self.0.get() else {
             return Ok(Flow::End);
         };
-        for index in 0..count as u64 {
+        for _ in 0..count {
             let mut slot = output.loan()?;
-            slot.set_sequence(index);
-            output.publish(slot)?;
             self.3 += 1;
+            slot.set_sequence(self.3);
+            output.publish(slot)?;
         }
         while self.1.count()? < self.3 {
             std::thread::sleep(std::time::Duration::from_micros(200));
         }
-        self.2.put(()).map_err(|failed| failed.to_string())?;
+        self.2.put(self.3).map_err(|failed| failed.to_string())?;
         Ok(Flow::Continue)
     }
 
