@@ -106,6 +106,12 @@ impl Stopper {
     pub fn kill(&self) {
         self.0.want(2);
     }
+
+    /// The process ids, in the order of the steps; those of the last processes, once they have ended.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.0.pids()
+    }
 }
 
 /// A pipeline whose processes run. Dropping it stops them and waits until they have ended.
