@@ -6,8 +6,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -189,22 +187,10 @@ fn code(termination: Termination) -> u8 {
     }
 }
 
-/// Runs a pipeline; SIGINT and SIGTERM stop it.
+/// Runs a pipeline; SIGINT and SIGTERM stop it, a second one at once.
 fn run(pipeline: Pipeline) -> Result<Report> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])
-        .map_err(|error| Error::caused(ErrorKind::Process, "signals cannot be handled", error))?;
-    let handle = signals.handle();
-    let running = pipeline.start()?;
-    let stopper = running.stopper();
-    let listener = std::thread::spawn(move || {
-        for _ in signals.forever() {
-            stopper.terminate();
-        }
-    });
-    let report = running.wait();
-    handle.close();
-    let _ = listener.join();
-    Ok(report)
+    let signals = spawn::Signals::forward()?;
+    Ok(pipeline.heeding(signals).start()?.wait())
 }
 
 /// Prints to whoever reads; one that has read enough is no mistake.

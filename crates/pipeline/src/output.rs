@@ -108,7 +108,8 @@ impl Output {
         slot.acquired_ns = now;
         slot.waited_ns = now.saturating_sub(asked);
         if self.home.wants_sample(now) {
-            self.home.note_in_use(now, pool.in_use() + 1);
+            // The one that was just taken is among them.
+            self.home.note_in_use(now, pool.in_use());
         }
         Ok(slot)
     }

@@ -93,6 +93,7 @@ pub struct Pipeline {
     wait: Option<WaitPolicy>,
     dir: Option<PathBuf>,
     progress: bool,
+    signals: Option<spawn::Signals>,
     pub(crate) config: Option<serde_json::Value>,
 }
 
@@ -143,6 +144,13 @@ impl Pipeline {
     /// Shows how far the run is in a line on stderr, if that is a terminal.
     pub fn progress(mut self) -> Self {
         self.progress = true;
+        self
+    }
+
+    /// Ends the run as interrupted when a signal came.
+    #[cfg(feature = "command")]
+    pub(crate) fn heeding(mut self, signals: spawn::Signals) -> Self {
+        self.signals = Some(signals);
         self
     }
 
@@ -202,6 +210,7 @@ impl Pipeline {
             log,
             shared: Arc::clone(&shared),
             progress,
+            signals: self.signals,
             client,
             count,
             timeout: self.timeout,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mp_queue::Receiver;
 use shm_core::clock::now_ns;
-use spawn::{Group, SpawnContext, Worker};
+use spawn::{ErrorKind as SpawnErrorKind, Group, Signals, SpawnContext, Worker};
 
 use crate::account::Account;
 use crate::board::{Cause, State};
@@ -52,6 +52,7 @@ pub(crate) struct Runner {
     pub(crate) crews: Vec<Crew>,
     pub(crate) log: Receiver<Batch>,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) signals: Option<Signals>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) client: Option<JoinHandle<Result<()>>>,
     pub(crate) count: Option<u64>,
@@ -95,13 +96,11 @@ impl Runner {
             if self.crews.iter().all(|crew| crew.over) {
                 break;
             }
+            let signal = self.signals.as_ref().and_then(Signals::received);
             match self.shared.wanted() {
-                0 => {}
+                0 if signal.is_none() => {}
                 wanted => {
-                    self.fail(Error::new(
-                        ErrorKind::Interrupted,
-                        "the run was stopped on request",
-                    ));
+                    self.fail(interrupted(signal.as_deref()));
                     if wanted > 1 {
                         self.crews.iter().for_each(|crew| crew.context.kill());
                     }
@@ -228,6 +227,12 @@ impl Runner {
     fn crew_failed(&mut self, index: usize, error: spawn::Error) {
         if self.error.is_some() {
             return;
+        }
+        // A signal to this program reached them before it was looked for here.
+        if matches!(error.kind(), SpawnErrorKind::Interrupted { .. })
+            && let Some(signal) = self.signals.as_ref().and_then(Signals::received)
+        {
+            return self.fail(interrupted(Some(&signal)));
         }
         let ranks = self.crews[index].ranks.clone();
         let of_crew = error.worker().map_or(0, |worker| worker.rank);
@@ -399,6 +404,14 @@ impl Runner {
         }
         self.knot = knot;
     }
+}
+
+fn interrupted(signal: Option<&str>) -> Error {
+    let by = signal.map_or_else(String::new, |signal| format!(" ({signal})"));
+    Error::new(
+        ErrorKind::Interrupted,
+        format!("the run was stopped on request{by}"),
+    )
 }
 
 pub(crate) fn unix_ns() -> u64 {

@@ -33,6 +33,7 @@ impl Stage for Loader {
         let number: u64 = input
             .payload::<String>()?
             .trim_end_matches(".mp4")
+            .trim_end_matches(".avi")
             .parse()?;
         if !output.has_next() {
             return Ok(Flow::Continue);
@@ -55,8 +56,18 @@ struct Runner;
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RunnerParams {
+    #[serde(default = "first")]
     start_index: u32,
+    #[serde(default = "last")]
     end_index: u32,
+}
+
+fn first() -> u32 {
+    1
+}
+
+fn last() -> u32 {
+    5
 }
 
 impl Stage for Runner {
@@ -68,10 +79,8 @@ impl Stage for Runner {
     }
 
     fn new(params: RunnerParams, context: &Context) -> Result<Self, StageError> {
-        assert_eq!(
-            (params.start_index, params.end_index, context.device),
-            (1, 5, -1)
-        );
+        assert!(1 <= params.start_index && params.start_index <= params.end_index);
+        assert_eq!((params.end_index.max(5), context.device), (5, -1));
         Ok(Self)
     }
 
@@ -79,11 +88,16 @@ impl Stage for Runner {
         let Some(input) = input else {
             return Ok(Flow::End);
         };
-        let tensor = input.tensor::<f32>(0)?;
+        // As the first step, it is what loads as well.
+        let made = [0.0; 6];
+        let (tensor, rows) = match input.slots() {
+            0 => (&made[..], 1),
+            _ => (input.tensor::<f32>(0)?, input.shape(0)?[0]),
+        };
         if output.has_next() {
             let mut slot = output.loan()?;
             slot.tensor_mut::<f32>(0)?[..tensor.len()].copy_from_slice(tensor);
-            slot.set_valid(0, input.shape(0)?[0])?;
+            slot.set_valid(0, rows)?;
             output.publish(slot)?;
         }
         Ok(Flow::Continue)
@@ -150,6 +164,16 @@ fn registry() -> Registry {
         .stage::<Runner>(format!("{model}Runner"))
         .stage::<Loader>(format!("{model}SingleStep"))
         .stage::<Aggregator>(format!("{model}Aggregator"))
+        .stage::<Runner>(format!("{model}LayerRunner"))
+        .stage::<Runner>(format!("{model}Layer12Runner"))
+        .stage::<Runner>(model)
+        .stage::<Runner>(format!("{model}Layer345Runner"))
+        .iterator("models.jsfusion.model.JsFusionVideoPathIterator", |_| {
+            Ok((0_u64..).map(|number| format!("{number}.avi")))
+        })
+        .stage::<Loader>("models.jsfusion.model.JsFusionLoader")
+        .stage::<Runner>("models.jsfusion.model.ResNetRunner")
+        .stage::<Runner>("models.jsfusion.model.MCModelRunner")
         .selector::<LargeSmall>("models.r2p1d.model.LargeSmallSelector")
 }
 
@@ -177,21 +201,20 @@ pub(crate) fn configurations_as_rnb_ships_them_run_to_their_target() {
 }
 
 pub(crate) fn older_configurations_of_rnb_are_read_as_well() {
-    // The bare list of steps, with the devices in the step.
-    let old = json!([
-        {"model": "models.r2p1d.model.R2P1DLoader", "gpus": [0]},
-        {"model": "models.r2p1d.model.R2P1DRunner", "gpus": [0, 0], "start_index": 1, "end_index": 5},
-    ]);
-    let config = Config::from_json(&old.to_string()).unwrap().on_cpu();
-    let config = config
-        .set("iterator", "models.r2p1d.model.R2P1DVideoPathIterator")
-        .and_then(|config| config.set("client.count", "10"))
-        .unwrap();
-    let report = config.pipeline(registry).unwrap().run().unwrap();
-    assert_eq!(
-        (report.items().completed, report.processes().len()),
-        (10, 3)
-    );
+    for (name, config, processes) in crate::rnb::older() {
+        let mut config = Config::from_json(&config.to_string()).unwrap().on_cpu();
+        // The bare list of steps says nothing of inputs.
+        if config.value().get("video_path_iterator").is_none() {
+            let iterator = "models.r2p1d.model.R2P1DVideoPathIterator";
+            config = config.set("iterator", iterator).unwrap();
+        }
+        config = config.set("client.count", "10").unwrap();
+        let report = config.pipeline(registry).unwrap().run();
+        let report = report.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(report.termination(), Termination::TargetReached, "{name}");
+        assert_eq!(report.items().completed, 10, "{name}");
+        assert_eq!(report.processes().len(), processes, "{name}");
+    }
 }
 
 const TOML: &str = r#"

@@ -270,9 +270,22 @@ impl Card {
             .map_or(0, |done| done.saturating_sub(self.finished))
     }
 
-    /// Nanoseconds from the output's being ready to its being handed over.
+    /// Nanoseconds that the hand-over itself took: from the item's being taken from its queue to the stage's being called, and
+    /// from the output's being ready to its being handed over, where that comes later.
     #[must_use]
     pub fn hand_off_ns(&self) -> u64 {
+        self.taking_ns() + self.giving_ns()
+    }
+
+    /// From the item's being taken from its queue (and from having a slot, if that came next) to the stage's being called.
+    pub(super) fn taking_ns(&self) -> u64 {
+        let acquired = self.slot_acquired.filter(|&at| at <= self.started);
+        let had = acquired.unwrap_or(0).max(self.dequeued);
+        self.started.saturating_sub(had)
+    }
+
+    /// From the output's being ready to its being handed over.
+    pub(super) fn giving_ns(&self) -> u64 {
         let ready = self.copy_done.unwrap_or(self.finished);
         self.published
             .map_or(0, |published| published.saturating_sub(ready))

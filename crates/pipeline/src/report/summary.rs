@@ -67,7 +67,7 @@ pub struct StepSummary {
     pub service: Quantiles,
     /// How long the copy to another device took.
     pub copy: Quantiles,
-    /// From ready to handed over.
+    /// From taken from the queue to the stage's being called, and from ready to handed over.
     pub hand_off: Quantiles,
     /// Items a second, while the run lasted.
     pub throughput: f64,
