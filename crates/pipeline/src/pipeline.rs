@@ -1,10 +1,13 @@
 //! A pipeline: steps of replicated processes, in a row.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mp_queue::WaitPolicy;
+use shm_core::Arena;
+use shm_core::room::SystemLimits;
 use spawn::Group;
 
 use crate::account::Account;
@@ -180,6 +183,7 @@ impl Pipeline {
         let specs = check(&self.steps, self.client.as_ref(), &cuda_devices)?;
         let apart = self.steps.iter().any(|step| step.restarts > 0);
         let (mut wiring, log) = Wiring::lay(self.steps, specs, self.client.as_ref(), self.wait)?;
+        check_room(&wiring)?;
         let dir = self.dir.as_deref().map(|dir| open_dir(dir, &wiring));
         let dir = dir.transpose()?;
         let crews = start_crews(&wiring, apart, self.grace)?;
@@ -244,6 +248,20 @@ fn cuda_devices() -> Result<usize, String> {
     {
         Err("this program was built without the feature `cuda`".to_owned())
     }
+}
+
+/// Whether there is room for all slots: known at once, rather than when the last of them is made.
+fn check_room(wiring: &Wiring) -> Result<()> {
+    let arena = Arena::current()?;
+    let needed = wiring.bytes_of_slots();
+    let more = needed.saturating_sub(arena.stats().cached);
+    shm_core::room::ensure(&*SystemLimits::shared(), more, arena.as_fd()).map_err(|error| {
+        Error::caused(
+            ErrorKind::Arena(error.kind().clone()),
+            format!("the slots of all processes have {needed} bytes"),
+            error,
+        )
+    })
 }
 
 fn thread<T: Send + 'static>(

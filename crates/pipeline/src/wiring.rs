@@ -154,6 +154,15 @@ impl Wiring {
         })
     }
 
+    /// Bytes of all slots of all processes.
+    pub(crate) fn bytes_of_slots(&self) -> u64 {
+        let each = self
+            .seats
+            .iter()
+            .map(|seat| seat.slots.saturating_mul(seat.slot_bytes) as u64);
+        each.fold(0, u64::saturating_add)
+    }
+
     /// The slots of a process, all free.
     pub(crate) fn make_slots(&self, rank: usize) -> Result<Vec<SharedTensor<u8>>> {
         let seat = &self.seats[rank];

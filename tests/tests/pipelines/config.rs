@@ -167,6 +167,7 @@ fn registry() -> Registry {
         .stage::<Runner>(format!("{model}LayerRunner"))
         .stage::<Runner>(format!("{model}Layer12Runner"))
         .stage::<Runner>(model)
+        .stage::<Huge>("huge")
         .stage::<Runner>(format!("{model}Layer345Runner"))
         .iterator("models.jsfusion.model.JsFusionVideoPathIterator", |_| {
             Ok((0_u64..).map(|number| format!("{number}.avi")))
@@ -268,9 +269,22 @@ pub(crate) fn a_configuration_in_toml_runs_and_can_be_changed() {
 pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
     for (key, value, told) in [
         (
+            "client.queue_size",
+            "0",
+            &["client, queue_size", "0 items"][..],
+        ),
+        (
+            "load.slots",
+            "4294967295",
+            &[
+                "step \"load\", num_shared_tensors",
+                "a queue holds 16777216",
+            ],
+        ),
+        (
             "load.stage",
             "Loader",
-            &["step \"load\", queue group 0", "no stage \"Loader\""][..],
+            &["step \"load\", queue group 0", "no stage \"Loader\""],
         ),
         (
             "load.slots",
@@ -403,6 +417,52 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
             .to_string()
             .contains("/no/such/file.json")
     );
+}
+
+pub(crate) fn slots_for_which_there_is_no_room_are_refused_at_once() {
+    // 80 TiB.
+    let config = Config::from_toml(
+        r#"
+        iterator = "models.r2p1d.model.R2P1DVideoPathIterator"
+        client = { count = 1 }
+        pipeline = [
+            { stage = "huge", slots = 10000 },
+            { stage = "models.r2p1d.model.R2P1DAggregator", aggregate = 1 },
+        ]
+        "#,
+    )
+    .unwrap();
+    let error = config
+        .pipeline(registry)
+        .unwrap()
+        .start()
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("the slots of all processes have"), "{error}");
+}
+
+/// A stage whose slots are larger than most memories.
+struct Huge;
+
+impl Stage for Huge {
+    type Params = ();
+    type Result = ();
+
+    fn output_spec(_: &()) -> Vec<TensorSpec> {
+        vec![TensorSpec::of::<u64>([1 << 30])]
+    }
+
+    fn new(_: (), _: &Context) -> Result<Self, StageError> {
+        Ok(Self)
+    }
+
+    fn process(&mut self, _: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        Ok(Flow::End)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<(), StageError> {
+        Ok(())
+    }
 }
 
 pub(crate) fn tensors_that_do_not_fit_the_next_stage_are_refused() {
