@@ -17,6 +17,8 @@ const STATE: usize = 0;
 const SINCE: usize = 1;
 const ITEM: usize = 2;
 const SERIAL: usize = 3;
+const INPUTS: usize = 4;
+const OUTPUTS: usize = 5;
 const READY: usize = LINE;
 const CAUSE: usize = LINE + 1;
 const DONE: usize = LINE + 2;
@@ -156,6 +158,22 @@ impl Board {
         self.get(rank as usize * WORDS + ITEM)
     }
 
+    /// Notes how many items the process has taken.
+    pub(crate) fn set_inputs(&self, rank: u32, inputs: u64) {
+        self.set(rank as usize * WORDS + INPUTS, inputs);
+    }
+
+    /// Notes how many items the process has published.
+    pub(crate) fn set_outputs(&self, rank: u32, outputs: u64) {
+        self.set(rank as usize * WORDS + OUTPUTS, outputs);
+    }
+
+    /// How many items the process took and published, also where it did not come to its end.
+    pub(crate) fn counts(&self, rank: u32) -> (u64, u64) {
+        let at = rank as usize * WORDS;
+        (self.get(at + INPUTS), self.get(at + OUTPUTS))
+    }
+
     pub(crate) fn set_ready(&self, rank: u32) {
         self.set(rank as usize * WORDS + READY, 1);
     }
@@ -255,7 +273,7 @@ impl Board {
 
     /// Forgets what process `rank` was doing, for the one that takes its place; what it read is given back by then.
     pub(crate) fn forget(&self, rank: u32) {
-        for word in [ITEM, READY, CAUSE, DONE, STATE] {
+        for word in [ITEM, INPUTS, OUTPUTS, READY, CAUSE, DONE, STATE] {
             self.set(rank as usize * WORDS + word, 0);
         }
         for (owner, begin) in self.slots.iter().enumerate().take(self.processes) {

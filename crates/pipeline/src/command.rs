@@ -208,7 +208,6 @@ fn print(text: &str) -> Result<()> {
 
 fn text(report: &Report, as_json: bool) -> String {
     let (items, seconds) = (report.items(), report.seconds());
-    let rate = items.completed as f64 / seconds.max(1e-9);
     if as_json {
         let processes = report.processes().iter().map(|process| {
             json!({
@@ -226,16 +225,16 @@ fn text(report: &Report, as_json: bool) -> String {
             "detail": report.error().map(Error::to_string),
             "items": items,
             "seconds": seconds,
-            "per_second": rate,
+            "per_second": report.rate(),
             "processes": processes.collect::<Vec<_>>(),
         });
         return format!("{value}\n");
     }
-    let mut text = format!(
-        "{}: {} items in {seconds:.3} s, {rate:.1}/s\n",
-        report.termination(),
-        items.completed
-    );
+    let mut text = format!("{}: {} items", report.termination(), items.completed);
+    match report.rate() {
+        Some(rate) => text.push_str(&format!(" in {seconds:.3} s, {rate:.1}/s\n")),
+        None => text.push_str("; it never started\n"),
+    }
     if items.dropped + items.failed + items.redelivered > 0 {
         text.push_str(&format!(
             "{} dropped, {} failed, {} redelivered\n",

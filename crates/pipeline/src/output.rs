@@ -350,6 +350,7 @@ impl Output {
             });
         }
         self.published += 1;
+        self.home.board.set_outputs(self.home.rank, self.published);
         Ok(())
     }
 

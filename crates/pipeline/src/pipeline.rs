@@ -223,6 +223,7 @@ impl Pipeline {
             line: self.progress.then(ProgressLine::if_watched).flatten(),
             config: self.config.unwrap_or_default(),
             account: Account::new(apart),
+            cards: vec![0; processes],
             restarts: vec![0; processes],
             outcomes: vec![None; processes],
             workers: vec![None; processes],

@@ -248,6 +248,7 @@ fn work_on<S: Stage>(
                     card.item
                 });
                 home.board.set_item(home.rank, item);
+                home.board.set_inputs(home.rank, *inputs);
             }
             None => output.note_called(now),
         }

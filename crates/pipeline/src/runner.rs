@@ -62,6 +62,8 @@ pub(crate) struct Runner {
     pub(crate) line: Option<ProgressLine>,
     pub(crate) config: serde_json::Value,
     pub(crate) account: Account,
+    /// Time cards that came home from each process; from the last, where it was replaced.
+    pub(crate) cards: Vec<u64>,
     pub(crate) restarts: Vec<u32>,
     pub(crate) outcomes: Vec<Option<Outcome>>,
     pub(crate) workers: Vec<Option<Worker>>,
@@ -113,6 +115,8 @@ impl Runner {
                 ));
             }
             if started.is_none() && self.is_ready() {
+                // Before the clock starts: it writes a file.
+                self.note_start((now_ns(), unix_ns()));
                 started = Some((now_ns(), unix_ns()));
                 self.wiring.go.set();
             }
@@ -152,6 +156,9 @@ impl Runner {
         while let Ok(batch) = self.log.try_get() {
             heard = true;
             self.account.offer(batch.offered);
+            if let Some(cards) = self.cards.get_mut(batch.rank as usize) {
+                *cards += batch.entries.len() as u64;
+            }
             for entry in &batch.entries {
                 self.account.end(&entry.ended, entry.card.outcome);
             }
@@ -176,7 +183,7 @@ impl Runner {
     }
 
     /// Remembers why the run ends, and stops all processes.
-    fn fail(&mut self, error: Error) {
+    pub(crate) fn fail(&mut self, error: Error) {
         if self.error.is_some() {
             return;
         }
@@ -284,6 +291,7 @@ impl Runner {
         // Taken from the end.
         backlog.sort_by_key(|item| std::cmp::Reverse((item.id, item.part)));
         self.wiring.board.forget(rank as u32);
+        self.cards[rank] = 0;
         self.wiring.board.count_death();
         let post = self.wiring.post(rank, self.restarts[rank]);
         let Some(mut post) = post else {

@@ -86,6 +86,22 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     let run_json: Value = serde_json::from_str(&run_json).unwrap();
     assert_eq!(run_json["config"]["client"]["count"], 3);
 
+    // Killed before it can say how it ended, it has said what ran.
+    let out = dir.path().join("killed");
+    let mut killed = command(
+        "whole.toml",
+        &["-m", "20", "--out", &out.display().to_string()],
+    );
+    let mut killed = killed.stdout(Stdio::null()).spawn().unwrap();
+    let description = out.join("run.json");
+    while !description.exists() && killed.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let report = tensormp::pipeline::report::Run::open(&out).unwrap();
+    assert!(!report.has_ended() && report.steps.len() == 3);
+
     // Nobody reads, or nothing can be written.
     let closed = std::io::pipe().unwrap().1;
     let full = std::fs::File::create("/dev/full").unwrap();
