@@ -155,7 +155,8 @@ where
         Ok(report) => {
             let printed = print(&text(&report, json));
             match (report.error(), printed) {
-                (Some(error), _) => told(error, code(report.termination())),
+                // A run that came to its end, of which not all could be written.
+                (Some(error), _) => told(error, code(report.termination()).max(1)),
                 (None, Err(error)) => told(&error, 1),
                 (None, Ok(())) => ExitCode::SUCCESS,
             }

@@ -45,13 +45,11 @@ fn read_params<S: Stage>(params: &Value) -> Result<(S::Params, Vec<String>)> {
     };
     // A stage that has no parameters says so with `()`, or takes none for `None`.
     let given: Vec<_> = params.as_object().into_iter().flatten().collect();
-    if given.is_empty() || size_of::<S::Params>() == 0 {
-        if let Ok(none) = serde_json::from_value(Value::Null) {
-            return Ok((
-                none,
-                given.into_iter().map(|(key, _)| key.clone()).collect(),
-            ));
-        }
+    if (given.is_empty() || size_of::<S::Params>() == 0)
+        && let Ok(none) = serde_json::from_value(Value::Null)
+    {
+        let unread = given.into_iter().map(|(key, _)| key.clone());
+        return Ok((none, unread.collect()));
     }
     Err(Error::invalid(error.to_string()))
 }

@@ -102,6 +102,14 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     let report = tensormp::pipeline::report::Run::open(&out).unwrap();
     assert!(!report.has_ended() && report.steps.len() == 3);
 
+    // The run came to its end, and its report could not be written.
+    let taken = dir.path().join("taken");
+    std::fs::create_dir_all(taken.join("summary.json/by a folder")).unwrap();
+    let taken = taken.display().to_string();
+    let output = run("whole.toml", &["-n", "1", "-m", "0", "--out", &taken]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("summary.json could not be written"));
+
     // Nobody reads, or nothing can be written.
     let closed = std::io::pipe().unwrap().1;
     let full = std::fs::File::create("/dev/full").unwrap();
