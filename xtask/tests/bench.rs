@@ -64,3 +64,29 @@ fn a_cpu_that_is_not_there_is_an_error_that_names_it() {
         "{errors}"
     );
 }
+
+#[test]
+fn a_slot_of_a_pipeline_is_measured_beside_a_queue_and_an_index() {
+    let only = ["pipeline", "--quick", "--json", "--only", "busy 12MB"];
+    let Some(lines) = bench(&only) else {
+        return;
+    };
+    let cases: Vec<_> = lines
+        .iter()
+        .map(|line| line["case"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        cases,
+        [
+            "ring busy 12MB",
+            "queue busy 12MB",
+            "rnb busy 12MB",
+            "rnb copied busy 12MB"
+        ]
+    );
+    for line in &lines {
+        assert_eq!(line["metric"], "finish_to_start_ns", "{line}");
+        assert!(line["n"].as_u64().unwrap() >= 180, "{line}");
+        assert!(line["p50"].as_u64().unwrap() > 0, "{line}");
+    }
+}

@@ -76,3 +76,10 @@ fn kills_of_workers_cost_no_task_more_than_its_value() {
     is_clean(&told);
     assert!(told["children_killed"].as_u64().unwrap() > 0, "{told}");
 }
+
+#[test]
+fn kills_of_stages_lose_no_input_without_a_word() {
+    let told = chaos("pipeline");
+    is_clean(&told);
+    assert!(told["children_killed"].as_u64().unwrap() > 0, "{told}");
+}

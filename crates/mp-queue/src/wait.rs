@@ -50,11 +50,15 @@ fn long() -> Duration {
 }
 
 /// How a wait spends its time before it sleeps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum WaitPolicy {
     /// Spins for a while where that has paid lately and a core is free for it.
     #[default]
     Adaptive,
+    /// The same, however many participants and cores there seem to be: for processes that know that they have a core each,
+    /// since they are pinned, or since the others sleep.
+    Eager,
     /// Never sleeps. For benchmarks, and for processes that have a core each.
     Spin,
     /// Sleeps at once.
@@ -82,6 +86,7 @@ fn spin_for(object: &Object, policy: WaitPolicy) -> u64 {
                 0
             }
         }
+        WaitPolicy::Eager => SPIN_NS.load(Ordering::Relaxed),
     }
 }
 
@@ -146,7 +151,7 @@ pub(crate) fn wait<R, E: From<Error>>(
             spin(rounds, &glance);
             rounds = rounds.saturating_add(1);
             if let Some(answer) = attempt(false) {
-                if policy == WaitPolicy::Adaptive {
+                if matches!(policy, WaitPolicy::Adaptive | WaitPolicy::Eager) {
                     let spin = SPIN_NS.load(Ordering::Relaxed);
                     SPIN_NS.store((spin + spin / 8 + 1).min(SPIN_MOST_NS), Ordering::Relaxed);
                 }

@@ -9,16 +9,22 @@ use shm_core::{AliasedTensor, Tensor};
 
 use crate::error::Result;
 
-/// Words of each process.
-const WORDS: usize = 8;
+/// Words of a cache line.
+const LINE: usize = 8;
+/// Words of each process: a line that it writes all the time, and one that hardly changes, which others look at.
+const WORDS: usize = 2 * LINE;
 const STATE: usize = 0;
 const SINCE: usize = 1;
 const ITEM: usize = 2;
 const SERIAL: usize = 3;
-const READY: usize = 4;
-const CAUSE: usize = 5;
-/// Words of each lane: items put, and items taken.
-const LANE_WORDS: usize = 2;
+const INPUTS: usize = 4;
+const OUTPUTS: usize = 5;
+const READY: usize = LINE;
+const CAUSE: usize = LINE + 1;
+const DONE: usize = LINE + 2;
+/// Words of each lane: items put, and items taken, each in a line of its own.
+const LANE_WORDS: usize = 2 * LINE;
+const TAKEN: usize = LINE;
 
 /// What a process is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,10 +119,24 @@ impl Board {
 
     /// Notes what process `rank` does from now on.
     pub(crate) fn enter(&self, rank: u32, state: State) {
+        self.enter_at(rank, state, now_ns());
+    }
+
+    /// The same for who knows what time it is.
+    pub(crate) fn enter_at(&self, rank: u32, state: State, now: u64) {
         let at = rank as usize * WORDS;
-        self.set(at + SINCE, now_ns());
-        let _ = self.words.fetch_add(&[at + SERIAL], 1);
+        self.set(at + SINCE, now);
+        // Nobody else writes it.
+        self.set(at + SERIAL, self.get(at + SERIAL).wrapping_add(1));
         self.set(at + STATE, state.to_word());
+        if state == State::Done {
+            self.set(at + DONE, 1);
+        }
+    }
+
+    /// Whether process `rank` has returned.
+    pub(crate) fn is_done(&self, rank: u32) -> bool {
+        self.get(rank as usize * WORDS + DONE) != 0
     }
 
     pub(crate) fn state(&self, rank: u32) -> State {
@@ -136,6 +156,22 @@ impl Board {
 
     pub(crate) fn item(&self, rank: u32) -> u64 {
         self.get(rank as usize * WORDS + ITEM)
+    }
+
+    /// Notes how many items the process has taken.
+    pub(crate) fn set_inputs(&self, rank: u32, inputs: u64) {
+        self.set(rank as usize * WORDS + INPUTS, inputs);
+    }
+
+    /// Notes how many items the process has published.
+    pub(crate) fn set_outputs(&self, rank: u32, outputs: u64) {
+        self.set(rank as usize * WORDS + OUTPUTS, outputs);
+    }
+
+    /// How many items the process took and published, also where it did not come to its end.
+    pub(crate) fn counts(&self, rank: u32) -> (u64, u64) {
+        let at = rank as usize * WORDS;
+        (self.get(at + INPUTS), self.get(at + OUTPUTS))
     }
 
     pub(crate) fn set_ready(&self, rank: u32) {
@@ -192,13 +228,13 @@ impl Board {
     }
 
     pub(crate) fn count_taken(&self, lane: u32) {
-        let _ = self.words.fetch_add(&[self.lane_at(lane) + 1], 1);
+        let _ = self.words.fetch_add(&[self.lane_at(lane) + TAKEN], 1);
     }
 
     /// Items on their way through a lane; never fewer than there are.
     pub(crate) fn on_the_way(&self, lane: u32) -> u64 {
         // Taken first: an item that is put and taken in between only makes the answer larger.
-        let taken = self.get(self.lane_at(lane) + 1);
+        let taken = self.get(self.lane_at(lane) + TAKEN);
         self.get(self.lane_at(lane)).saturating_sub(taken)
     }
 
@@ -237,7 +273,7 @@ impl Board {
 
     /// Forgets what process `rank` was doing, for the one that takes its place; what it read is given back by then.
     pub(crate) fn forget(&self, rank: u32) {
-        for word in [ITEM, READY, CAUSE, STATE] {
+        for word in [ITEM, INPUTS, OUTPUTS, READY, CAUSE, DONE, STATE] {
             self.set(rank as usize * WORDS + word, 0);
         }
         for (owner, begin) in self.slots.iter().enumerate().take(self.processes) {

@@ -17,6 +17,9 @@ const PROCESSES_MAX: usize = Arena::PARTICIPANTS_MAX - 1;
 /// What was found out on the way: the tensors of each step's groups.
 pub(crate) type Specs = Vec<Vec<Vec<TensorSpec>>>;
 
+/// Items that a queue can hold.
+const QUEUE_MOST: usize = 1 << 24;
+
 fn refuse(step: &Step, group: Option<usize>, key: &str, problem: impl std::fmt::Display) -> Error {
     let name = &step.name;
     let of_group = group.map_or(String::new(), |group| format!(", queue group {group}"));
@@ -50,6 +53,13 @@ pub(crate) fn check(
             "a pipeline without steps was to run; add at least one",
         ));
     };
+    if let Some(size) = client.and_then(|client| client.queue_size)
+        && !(1..=QUEUE_MOST).contains(&size)
+    {
+        return Err(Error::invalid(format!(
+            "client, queue_size: {size} items were asked for; a queue holds 1 to {QUEUE_MOST}"
+        )));
+    }
     let mut specs: Specs = Vec::new();
     for (index, step) in steps.iter().enumerate() {
         if steps[..index].iter().any(|other| other.name == step.name) {
@@ -211,12 +221,27 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
             ),
         ));
     }
-    if step.queue_size == Some(0) {
+    let on_the_way = (slots(step) as usize)
+        .saturating_mul(count)
+        .saturating_mul(step.segments as usize);
+    if index < last && step.queue_size.is_none() && on_the_way > QUEUE_MOST {
+        return Err(refuse(
+            step,
+            None,
+            "num_shared_tensors",
+            format!(
+                "{on_the_way} items could be on their way from all of its slots; a queue holds {QUEUE_MOST}"
+            ),
+        ));
+    }
+    if let Some(size) = step.queue_size
+        && !(1..=QUEUE_MOST).contains(&size)
+    {
         return Err(refuse(
             step,
             None,
             "queue_size",
-            "0 items were asked for; at least 1 must fit",
+            format!("{size} items were asked for; a queue holds 1 to {QUEUE_MOST}"),
         ));
     }
     if step.ordered && (count > 1 || index == 0) {

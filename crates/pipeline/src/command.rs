@@ -6,8 +6,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -157,7 +155,8 @@ where
         Ok(report) => {
             let printed = print(&text(&report, json));
             match (report.error(), printed) {
-                (Some(error), _) => told(error, code(report.termination())),
+                // A run that came to its end, of which not all could be written.
+                (Some(error), _) => told(error, code(report.termination()).max(1)),
                 (None, Err(error)) => told(&error, 1),
                 (None, Ok(())) => ExitCode::SUCCESS,
             }
@@ -189,22 +188,10 @@ fn code(termination: Termination) -> u8 {
     }
 }
 
-/// Runs a pipeline; SIGINT and SIGTERM stop it.
+/// Runs a pipeline; SIGINT and SIGTERM stop it, a second one at once.
 fn run(pipeline: Pipeline) -> Result<Report> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])
-        .map_err(|error| Error::caused(ErrorKind::Process, "signals cannot be handled", error))?;
-    let handle = signals.handle();
-    let running = pipeline.start()?;
-    let stopper = running.stopper();
-    let listener = std::thread::spawn(move || {
-        for _ in signals.forever() {
-            stopper.terminate();
-        }
-    });
-    let report = running.wait();
-    handle.close();
-    let _ = listener.join();
-    Ok(report)
+    let signals = spawn::Signals::forward()?;
+    Ok(pipeline.heeding(signals).start()?.wait())
 }
 
 /// Prints to whoever reads; one that has read enough is no mistake.
@@ -222,7 +209,6 @@ fn print(text: &str) -> Result<()> {
 
 fn text(report: &Report, as_json: bool) -> String {
     let (items, seconds) = (report.items(), report.seconds());
-    let rate = items.completed as f64 / seconds.max(1e-9);
     if as_json {
         let processes = report.processes().iter().map(|process| {
             json!({
@@ -240,16 +226,16 @@ fn text(report: &Report, as_json: bool) -> String {
             "detail": report.error().map(Error::to_string),
             "items": items,
             "seconds": seconds,
-            "per_second": rate,
+            "per_second": report.rate(),
             "processes": processes.collect::<Vec<_>>(),
         });
         return format!("{value}\n");
     }
-    let mut text = format!(
-        "{}: {} items in {seconds:.3} s, {rate:.1}/s\n",
-        report.termination(),
-        items.completed
-    );
+    let mut text = format!("{}: {} items", report.termination(), items.completed);
+    match report.rate() {
+        Some(rate) => text.push_str(&format!(" in {seconds:.3} s, {rate:.1}/s\n")),
+        None => text.push_str("; it never started\n"),
+    }
     if items.dropped + items.failed + items.redelivered > 0 {
         text.push_str(&format!(
             "{} dropped, {} failed, {} redelivered\n",

@@ -207,6 +207,8 @@ impl Config {
         let at = format!("step {name:?}");
         let mut keys = Keys::of(value, &at)?;
         let _: Option<String> = keys.take("name", "")?;
+        // RnB's stages are given all that is there, and take what they know.
+        let lenient = value.get("model").is_some();
         let stage: String = keys.need("stage", "model")?;
         let mut step = Step::new(name);
         step.slots = keys.take("slots", "num_shared_tensors")?;
@@ -270,7 +272,7 @@ impl Config {
             // What is left is the stage's: the group's own before the step's.
             let mut params = keys.rest.clone();
             params.extend(own.rest);
-            let maker = maker(provider, known, &stage, Value::Object(params))
+            let maker = maker(provider, known, &stage, Value::Object(params), lenient)
                 .map_err(|error| Error::invalid(format!("{at}, {error}")))?;
             let mut group = QueueGroup::made_by(maker).devices(devices);
             group.in_queue = in_queue;

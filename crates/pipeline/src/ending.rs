@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use shm_core::clock::now_ns;
 
+use crate::account::Items;
 use crate::check::{in_queue, out_queues, slots};
 use crate::error::Error;
 use crate::run::{ProcessReport, Report, Termination};
@@ -35,35 +36,14 @@ impl Runner {
         if let Some(line) = &mut self.line {
             line.end(&items, self.count);
         }
-        let (started_ns, started_unix_ns) = started.unwrap_or((ended_ns, unix_ns()));
-        let processes: Vec<_> = (0..self.wiring.seats.len())
-            .map(|rank| self.process_report(rank))
-            .collect();
+        let processes = self.process_reports();
         if let Some(dir) = self.dir.take() {
-            let run = json!({
-                "started_unix_ns": started_unix_ns,
-                "clock_start_ns": started_ns,
-                "ended_ns": ended_ns,
-                "termination": {
-                    "reason": termination,
-                    "detail": self.error.as_ref().map(Error::to_string),
-                },
-                "steps": self.steps_json(),
-                "processes": processes.iter().enumerate().map(|(rank, process)| json!({
-                    "rank": rank,
-                    "pid": process.pid,
-                    "step": process.step,
-                    "replica": process.replica,
-                    "device": process.device,
-                    "name": process.name,
-                    "restarts": process.restarts,
-                    "inputs": process.inputs(),
-                    "outputs": process.outputs(),
-                })).collect::<Vec<_>>(),
-                "rings": self.rings_json(),
-                "items": items,
-                "config": self.config,
+            let told = json!({
+                "reason": termination,
+                "detail": self.error.as_ref().map(Error::to_string),
             });
+            let times = started.unwrap_or((ended_ns, unix_ns()));
+            let run = self.run_json(times, ended_ns, told, &processes, items);
             if let Err(error) = dir.finish(run)
                 && self.error.is_none()
             {
@@ -77,8 +57,71 @@ impl Runner {
             error,
             items,
             processes,
-            started_ns,
+            started_ns: started.map(|(clock, _)| clock),
+            ended_ns,
         }
+    }
+
+    /// Notes in the run directory what runs, for whoever looks there when nobody came to say how it ended.
+    pub(crate) fn note_start(&mut self, started: (u64, u64)) {
+        let Some(dir) = &self.dir else { return };
+        let told = json!({
+            "reason": "unknown",
+            "detail": "it has not ended yet, or its program ended before it could say how",
+        });
+        let processes = self.process_reports();
+        let run = self.run_json(started, started.0, told, &processes, Items::default());
+        if let Err(error) = dir.note(run) {
+            self.dir = None;
+            self.fail(error);
+        }
+    }
+
+    /// What `run.json` says.
+    fn run_json(
+        &self,
+        (started_ns, started_unix_ns): (u64, u64),
+        ended_ns: u64,
+        termination: serde_json::Value,
+        processes: &[ProcessReport],
+        items: Items,
+    ) -> serde_json::Value {
+        json!({
+            "started_unix_ns": started_unix_ns,
+            "clock_start_ns": started_ns,
+            "ended_ns": ended_ns,
+            "termination": termination,
+            "steps": self.steps_json(),
+            "processes": processes.iter().enumerate().map(|(rank, process)| json!({
+                "rank": rank,
+                "pid": process.pid,
+                "step": process.step,
+                "replica": process.replica,
+                "device": process.device,
+                "name": process.name,
+                "restarts": process.restarts,
+                "inputs": process.inputs(),
+                "outputs": process.outputs(),
+            })).collect::<Vec<_>>(),
+            "rings": self.rings_json(),
+            "items": items,
+            "cards_missing": self.cards_missing(processes),
+            "config": self.config,
+        })
+    }
+
+    /// Items that processes took and of which no time card came home: those that they were at, and those whose cards
+    /// waited for others when the processes were ended.
+    fn cards_missing(&self, processes: &[ProcessReport]) -> u64 {
+        let each = processes.iter().zip(&self.cards);
+        each.map(|(process, &cards)| process.inputs().saturating_sub(cards))
+            .sum()
+    }
+
+    fn process_reports(&self) -> Vec<ProcessReport> {
+        (0..self.wiring.seats.len())
+            .map(|rank| self.process_report(rank))
+            .collect()
     }
 
     fn process_report(&self, rank: usize) -> ProcessReport {
@@ -90,6 +133,7 @@ impl Runner {
             device: seat.device,
             replica: seat.replica,
             restarts: self.restarts[rank],
+            counts: self.wiring.board.counts(rank as u32),
             outcome: self.outcomes[rank].clone(),
         }
     }

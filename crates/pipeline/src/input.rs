@@ -35,6 +35,7 @@ impl Card {
         home: &Arc<Home>,
         item: &mut Item,
         receipt: Option<crate::ledger::Receipt>,
+        dequeued: u64,
     ) -> Arc<Self> {
         let card = TimeCard {
             item: item.id,
@@ -44,7 +45,7 @@ impl Card {
             rank: home.rank,
             device: home.device,
             enqueued: item.enqueued,
-            dequeued: now_ns(),
+            dequeued,
             ..TimeCard::default()
         };
         Arc::new(Self {
@@ -59,8 +60,8 @@ impl Card {
         })
     }
 
-    pub(crate) fn edit(&self, change: impl FnOnce(&mut TimeCard)) {
-        change(&mut self.state.lock().card);
+    pub(crate) fn edit<R>(&self, change: impl FnOnce(&mut TimeCard) -> R) -> R {
+        change(&mut self.state.lock().card)
     }
 
     /// Number, part and parts, and what this is made of.
@@ -133,17 +134,16 @@ impl Reading {
             ))
         })?;
         let layout = Arc::clone(&known.layout);
-        let fits = share.views.len() == layout.tensors.len()
-            && share.memory.len() >= layout.bytes
-            && share
-                .views
-                .iter()
-                .zip(&layout.tensors)
-                .all(|(view, place)| {
+        let all_within = || {
+            let mut views = share.views.iter().zip(&layout.tensors);
+            share.views.len() == layout.tensors.len()
+                && views.all(|(view, place)| {
                     numel(&view.shape)
                         .and_then(|numel| numel.checked_add(view.start))
                         .is_some_and(|end| end <= place.numel)
-                });
+                })
+        };
+        let fits = share.memory.len() >= layout.bytes && (share.views.is_empty() || all_within());
         if !fits {
             return Err(Error::invalid(format!(
                 "slot {} of process {} arrived with tensors that are not its own",
@@ -172,13 +172,20 @@ impl Reading {
     fn bytes(&self, index: usize) -> Result<&[u8]> {
         let place = self.layout.at(index)?;
         let share = self.share()?;
-        let view = &share.views[index];
+        let view = self.view(index)?;
         let size = place.dtype.size();
         let start = place.offset + view.start * size;
         let len = numel(&view.shape).unwrap_or(0) * size;
         // In bounds: checked when it arrived.
         let bytes = share.memory.try_as_slice()?;
         Ok(bytes.get(start..start + len).unwrap_or(&[]))
+    }
+
+    fn view(&self, index: usize) -> Result<&View> {
+        self.layout.at(index)?;
+        // As many as there are tensors: checked when it arrived.
+        let own = self.share()?.views.get(index);
+        Ok(own.unwrap_or(&self.layout.whole[index]))
     }
 
     /// Copies what is read into memory of its own, and lets go of the slot.
@@ -189,8 +196,8 @@ impl Reading {
         }
         let mut copy = Tensor::<u8>::zeros([self.layout.bytes.max(1)])?;
         let to = copy.try_as_mut_slice()?;
-        for (index, view) in share.views.iter().enumerate() {
-            let place = self.layout.at(index)?;
+        for index in 0..self.layout.tensors.len() {
+            let (place, view) = (self.layout.at(index)?, self.view(index)?);
             let start = place.offset + view.start * place.dtype.size();
             let from = self.bytes(index)?;
             if let Some(to) = to.get_mut(start..start + from.len()) {
@@ -267,8 +274,8 @@ impl Input {
         asked_ns: u64,
         receipt: Option<crate::ledger::Receipt>,
     ) -> Result<Self> {
-        let card = Card::new(home, &mut item, receipt);
-        let dequeued_ns = card.state.lock().card.dequeued;
+        let dequeued_ns = now_ns();
+        let card = Card::new(home, &mut item, receipt, dequeued_ns);
         let readings = item
             .shares
             .into_iter()
@@ -356,9 +363,7 @@ impl Input {
     /// # Errors
     /// When there is no such slot or tensor.
     pub fn shape_in(&self, slot: usize, index: usize) -> Result<&[usize]> {
-        let reading = self.reading(slot)?;
-        reading.layout.at(index)?;
-        Ok(&reading.share()?.views[index].shape)
+        Ok(&self.reading(slot)?.view(index)?.shape)
     }
 
     fn only(&self) -> Result<&Reading> {
@@ -470,18 +475,6 @@ impl Drop for Input {
             }
         });
     }
-}
-
-/// All of a slot's tensors, as their specification says.
-pub(crate) fn whole(layout: &Layout) -> Vec<View> {
-    layout
-        .specs
-        .iter()
-        .map(|spec| View {
-            start: 0,
-            shape: spec.shape().to_vec(),
-        })
-        .collect()
 }
 
 /// A reference to memory that is looked at once, so that this process has no page fault later.

@@ -34,12 +34,12 @@ pub(crate) struct Share {
     pub(crate) rank: u32,
     pub(crate) slot: u32,
     pub(crate) memory: SharedTensor<u8>,
-    /// One a tensor.
+    /// One a tensor; none where all of each is valid.
     pub(crate) views: Vec<View>,
 }
 
 /// An item on its way.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Item {
     pub(crate) id: u64,
     /// Which part of the item this is, of how many.

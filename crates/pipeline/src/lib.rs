@@ -51,6 +51,7 @@ mod stage;
 pub mod stages;
 mod step;
 mod time_card;
+mod wire;
 mod wiring;
 
 pub use account::Items;

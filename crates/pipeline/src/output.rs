@@ -73,8 +73,8 @@ impl Output {
     }
 
     /// The stage is called without input.
-    pub(crate) fn note_called(&mut self) {
-        self.called = now_ns();
+    pub(crate) fn note_called(&mut self, now: u64) {
+        self.called = now;
     }
 
     /// A free slot of this process's ring, waiting for one or doing what the step's policy says.
@@ -108,7 +108,8 @@ impl Output {
         slot.acquired_ns = now;
         slot.waited_ns = now.saturating_sub(asked);
         if self.home.wants_sample(now) {
-            self.home.note_in_use(now, pool.in_use() + 1);
+            // The one that was just taken is among them.
+            self.home.note_in_use(now, pool.in_use());
         }
         Ok(slot)
     }
@@ -298,18 +299,27 @@ impl Output {
             shares,
             ..Item::default()
         };
-        if cards.is_empty() {
-            self.home.note_offered();
-        }
         descend(
             &mut whole,
             cards,
             &mut self.next_new,
             self.next_input.as_mut(),
         );
+        if self.segments > 1 || router.selects() {
+            say_what_is_valid(&self.home, &mut whole);
+        }
         let queue = router.select(&self.home, &whole);
         let id = whole.id;
-        router.put(&self.home, queue, fork(whole, self.segments))?;
+        let put = if self.segments > 1 {
+            router.put(&self.home, queue, fork(whole, self.segments))
+        } else {
+            router.put(&self.home, queue, [whole])
+        };
+        // What was offered is, whatever became of it.
+        if cards.is_empty() {
+            self.home.note_offered();
+        }
+        put?;
         let now = now_ns();
         if cards.is_empty() {
             // A first step has no input whose card this could be.
@@ -340,6 +350,7 @@ impl Output {
             });
         }
         self.published += 1;
+        self.home.board.set_outputs(self.home.rank, self.published);
         Ok(())
     }
 
@@ -437,11 +448,19 @@ fn descend(
     }
 }
 
+/// Says of each slot what is valid in it, where only "all" was said.
+fn say_what_is_valid(home: &Home, item: &mut Item) {
+    for share in &mut item.shares {
+        if let Some(known) = home.upstream.get(&share.rank)
+            && share.views.is_empty()
+        {
+            share.views.clone_from(&known.layout.whole);
+        }
+    }
+}
+
 /// The segments of an item, each a part of its rows.
 fn fork(whole: Item, n: u32) -> Vec<Item> {
-    if n <= 1 {
-        return vec![whole];
-    }
     let mut shares: Vec<Vec<Share>> = vec![Vec::new(); n as usize];
     for share in &whole.shares {
         for (segment, part) in segments(share, n).into_iter().enumerate() {

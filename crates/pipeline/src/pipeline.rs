@@ -1,9 +1,13 @@
 //! A pipeline: steps of replicated processes, in a row.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mp_queue::WaitPolicy;
+use shm_core::Arena;
+use shm_core::room::SystemLimits;
 use spawn::Group;
 
 use crate::account::Account;
@@ -89,8 +93,10 @@ pub struct Pipeline {
     pub(crate) client: Option<Client>,
     grace: Option<Duration>,
     timeout: Option<Duration>,
+    wait: Option<WaitPolicy>,
     dir: Option<PathBuf>,
     progress: bool,
+    signals: Option<spawn::Signals>,
     pub(crate) config: Option<serde_json::Value>,
 }
 
@@ -124,6 +130,13 @@ impl Pipeline {
         self
     }
 
+    /// How processes wait for items and for room in a queue. Where nothing is said they spin for a while (tens of
+    /// microseconds at most, less where it has not paid lately) if there are no more of them than cores, and else sleep.
+    pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
+        self.wait = Some(policy);
+        self
+    }
+
     /// Writes what happened to each item, and when, into this directory, which is made; with a table, a trace
     /// and a page with plots beside it ([`report`](crate::report)). The guide says what is in it.
     pub fn run_dir(mut self, path: impl Into<PathBuf>) -> Self {
@@ -134,6 +147,13 @@ impl Pipeline {
     /// Shows how far the run is in a line on stderr, if that is a terminal.
     pub fn progress(mut self) -> Self {
         self.progress = true;
+        self
+    }
+
+    /// Ends the run as interrupted when a signal came.
+    #[cfg(feature = "command")]
+    pub(crate) fn heeding(mut self, signals: spawn::Signals) -> Self {
+        self.signals = Some(signals);
         self
     }
 
@@ -162,7 +182,8 @@ impl Pipeline {
     pub fn start(self) -> Result<Running> {
         let specs = check(&self.steps, self.client.as_ref(), &cuda_devices)?;
         let apart = self.steps.iter().any(|step| step.restarts > 0);
-        let (mut wiring, log) = Wiring::lay(self.steps, specs, self.client.as_ref())?;
+        let (mut wiring, log) = Wiring::lay(self.steps, specs, self.client.as_ref(), self.wait)?;
+        check_room(&wiring)?;
         let dir = self.dir.as_deref().map(|dir| open_dir(dir, &wiring));
         let dir = dir.transpose()?;
         let crews = start_crews(&wiring, apart, self.grace)?;
@@ -193,6 +214,7 @@ impl Pipeline {
             log,
             shared: Arc::clone(&shared),
             progress,
+            signals: self.signals,
             client,
             count,
             timeout: self.timeout,
@@ -201,6 +223,7 @@ impl Pipeline {
             line: self.progress.then(ProgressLine::if_watched).flatten(),
             config: self.config.unwrap_or_default(),
             account: Account::new(apart),
+            cards: vec![0; processes],
             restarts: vec![0; processes],
             outcomes: vec![None; processes],
             workers: vec![None; processes],
@@ -226,6 +249,20 @@ fn cuda_devices() -> Result<usize, String> {
     {
         Err("this program was built without the feature `cuda`".to_owned())
     }
+}
+
+/// Whether there is room for all slots: known at once, rather than when the last of them is made.
+fn check_room(wiring: &Wiring) -> Result<()> {
+    let arena = Arena::current()?;
+    let needed = wiring.bytes_of_slots();
+    let more = needed.saturating_sub(arena.stats().cached);
+    shm_core::room::ensure(&*SystemLimits::shared(), more, arena.as_fd()).map_err(|error| {
+        Error::caused(
+            ErrorKind::Arena(error.kind().clone()),
+            format!("the slots of all processes have {needed} bytes"),
+            error,
+        )
+    })
 }
 
 fn thread<T: Send + 'static>(
@@ -261,12 +298,12 @@ fn start_crews(wiring: &Wiring, apart: bool, grace: Option<Duration>) -> Result<
     }
     let mut works: Vec<Work<()>> = Vec::new();
     for rank in 0..wiring.seats.len() {
-        let mut work = wiring.work(rank, 0).ok_or_else(|| {
+        let mut post = wiring.post(rank, 0).ok_or_else(|| {
             Error::invalid("a pipeline was started after it had let go of its queues")
         })?;
         let read = (0..rank).filter(|&writer| wiring.reads(rank, writer));
-        work.touch = read.flat_map(|writer| slots[writer].clone()).collect();
-        works.push(work);
+        post.touch = read.flat_map(|writer| slots[writer].clone()).collect();
+        works.push(Work { params: (), post });
     }
     let group = || {
         let group = Group::<Outcome>::new();
@@ -278,7 +315,7 @@ fn start_crews(wiring: &Wiring, apart: bool, grace: Option<Duration>) -> Result<
     let mut together = group();
     let mut crews = Vec::new();
     for (rank, mut work) in works.into_iter().enumerate() {
-        work.slots = std::mem::take(&mut slots[rank]);
+        work.post.slots = std::mem::take(&mut slots[rank]);
         let (maker, process) = (&wiring.group_of(rank).maker, wiring.process(rank));
         if apart {
             let mut alone = group().apart();

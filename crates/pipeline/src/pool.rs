@@ -13,7 +13,7 @@ use serde::Serialize;
 use shm_core::{Element, SharedTensor, Tensor, elements_of_mut};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::input::{numel, whole};
+use crate::input::numel;
 use crate::item::{Share, View};
 use crate::spec::{Layout, TensorSpec};
 
@@ -69,7 +69,7 @@ impl Pool {
                     pool: Arc::clone(self),
                     index,
                     tensor: Some(tensor),
-                    views: whole(&self.layout),
+                    views: Vec::new(),
                     sequence: 0,
                     tag: 0,
                     payload: Vec::new(),
@@ -152,6 +152,7 @@ pub struct OutputSlot {
     index: usize,
     /// `None` once it is published.
     tensor: Option<Tensor<u8>>,
+    /// None while all of each tensor is valid.
     views: Vec<View>,
     pub(crate) sequence: u64,
     pub(crate) tag: u64,
@@ -244,6 +245,9 @@ impl OutputSlot {
                 "tensor {index} of a slot was to have shape {shape:?}; its specification is {spec}"
             )));
         }
+        if self.views.is_empty() {
+            self.views.clone_from(&self.pool.layout.whole);
+        }
         self.views[index].shape = shape.to_vec();
         Ok(())
     }
@@ -254,7 +258,11 @@ impl OutputSlot {
     /// As [`set_shape`](Self::set_shape).
     pub fn set_valid(&mut self, index: usize, rows: usize) -> Result<()> {
         self.pool.layout.at(index)?;
-        let mut shape = self.views[index].shape.clone();
+        let views = match &self.views[..] {
+            [] => &self.pool.layout.whole,
+            said => said,
+        };
+        let mut shape = views[index].shape.clone();
         match shape.first_mut() {
             Some(first) => *first = rows,
             None => {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mp_queue::{Event, Queue, Receiver, Sender};
+use mp_queue::{Event, Queue, Receiver, Sender, WaitPolicy};
 use serde::{Deserialize, Serialize};
 use shm_core::SharedTensor;
 use shm_core::clock::now_ns;
@@ -23,10 +23,24 @@ use crate::spec::{Layout, TensorSpec};
 use crate::stage::{Context, Flow, Stage};
 use crate::time_card::{Batch, Outcome as ItemOutcome};
 
-/// What a process is given.
+/// What a process is given: its stage's parameters and its post.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Work<P> {
     pub(crate) params: P,
+    pub(crate) post: Post,
+}
+
+impl<P> Work<P> {
+    /// The same post with other parameters.
+    pub(crate) fn with<Q>(self, params: Q) -> (Work<Q>, P) {
+        let Self { params: old, post } = self;
+        (Work { params, post }, old)
+    }
+}
+
+/// The place of a process in its run: all that does not depend on the stage.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Post {
     pub(crate) step: String,
     pub(crate) step_index: u32,
     pub(crate) rank: u32,
@@ -37,6 +51,8 @@ pub(crate) struct Work<P> {
     pub(crate) restarts: u32,
     /// Whether it may be replaced when it fails.
     pub(crate) replaceable: bool,
+    /// How it waits for items and for room.
+    pub(crate) wait: WaitPolicy,
     pub(crate) upstream: Vec<Upstream>,
     /// The slots that it will read, to be looked at before the run starts.
     pub(crate) touch: Vec<SharedTensor<u8>>,
@@ -61,71 +77,6 @@ pub(crate) struct Work<P> {
     pub(crate) backlog: Vec<Item>,
 }
 
-impl<P> Work<P> {
-    /// The same with other parameters.
-    pub(crate) fn with<Q>(self, params: Q) -> (Work<Q>, P) {
-        let Self {
-            params: old,
-            step,
-            step_index,
-            rank,
-            replica,
-            replicas,
-            group,
-            device,
-            restarts,
-            replaceable,
-            upstream,
-            touch,
-            input,
-            ordered,
-            specs,
-            slots,
-            freed,
-            routes,
-            selector,
-            segments,
-            tombstones,
-            board,
-            log,
-            news,
-            go,
-            ledger,
-            backlog,
-        } = self;
-        let new = Work {
-            params,
-            step,
-            step_index,
-            rank,
-            replica,
-            replicas,
-            group,
-            device,
-            restarts,
-            replaceable,
-            upstream,
-            touch,
-            input,
-            ordered,
-            specs,
-            slots,
-            freed,
-            routes,
-            selector,
-            segments,
-            tombstones,
-            board,
-            log,
-            news,
-            go,
-            ledger,
-            backlog,
-        };
-        (new, old)
-    }
-}
-
 /// What a process brings home.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
@@ -144,52 +95,54 @@ pub(crate) fn run_stage<S: Stage>(
     work: Work<S::Params>,
     own_selector: &MakeSelector<'_>,
 ) -> Result<Outcome, StageError> {
-    let (work, params) = work.with(());
+    let Work { params, post } = work;
     let context = Context {
-        step: work.step.clone(),
-        rank: work.rank as usize,
-        replica: work.replica,
-        replicas: work.replicas,
-        group: work.group,
-        device: work.device,
-        restarts: work.restarts,
+        step: post.step.clone(),
+        rank: post.rank as usize,
+        replica: post.replica,
+        replicas: post.replicas,
+        group: post.group,
+        device: post.device,
+        restarts: post.restarts,
     };
     let mut upstream = std::collections::HashMap::new();
-    for Upstream { rank, freed, specs } in work.upstream {
+    for Upstream { rank, freed, specs } in post.upstream {
         let layout = Arc::new(Layout::of(&specs)?);
         upstream.insert(rank, Known { freed, layout });
     }
-    let layout = Arc::new(Layout::of(&work.specs)?);
+    let layout = Arc::new(Layout::of(&post.specs)?);
     let own = Known {
-        freed: work.freed.clone(),
+        freed: post.freed.clone(),
         layout: Arc::clone(&layout),
     };
-    upstream.insert(work.rank, own);
+    upstream.insert(post.rank, own);
     let home = Arc::new(Home::new(
-        (work.rank, work.step_index, work.device),
-        work.board,
+        (post.rank, post.step_index, post.device),
+        post.board,
         upstream,
-        work.log,
-        work.replaceable,
-        work.tombstones,
+        post.log,
+        post.replaceable,
+        post.tombstones,
     ));
 
-    let is_source = work.input.is_none();
-    let mut intake = work.input.map(|(lane, from)| {
-        let ledger = Ledger::new(work.ledger);
-        Intake::new(lane, from, work.ordered, ledger, work.backlog)
+    let is_source = post.input.is_none();
+    let mut intake = post.input.map(|(lane, from)| {
+        let from = from.with_policy(post.wait);
+        let ledger = Ledger::new(post.ledger);
+        Intake::new(lane, from, post.ordered, ledger, post.backlog)
     });
-    let pool = (!work.slots.is_empty())
-        .then(|| Pool::new(work.rank, Arc::clone(&layout), work.freed, work.slots));
-    let policy = work
+    let pool = (!post.slots.is_empty())
+        .then(|| Pool::new(post.rank, Arc::clone(&layout), post.freed, post.slots));
+    let policy = post
         .routes
         .as_ref()
         .map(|routes| routes.policy)
         .unwrap_or_default();
-    let router = match work.routes {
+    let router = match post.routes {
         Some(routes) => {
+            let routes = routes.with_policy(post.wait);
             let queues = routes.queues.len();
-            let name = &work.selector;
+            let name = &post.selector;
             let selector = own_selector(name, queues)
                 .or_else(|| built_in(name, queues))
                 .ok_or_else(|| {
@@ -206,23 +159,23 @@ pub(crate) fn run_stage<S: Stage>(
         Arc::clone(&home),
         pool.clone(),
         router,
-        work.segments,
+        post.segments,
         policy,
-        work.restarts,
+        post.restarts,
         is_source,
     );
 
     let mut stage = S::new(params, &context)?;
     // Each process pays for the pages of its slots now, not at the first item.
-    work.touch.iter().for_each(touch);
-    drop(work.touch);
+    post.touch.iter().for_each(touch);
+    drop(post.touch);
     if let Some(pool) = &pool {
         pool.touch();
     }
     stage.warm_up()?;
     home.board.set_ready(home.rank);
-    work.news.set();
-    work.go.wait()?;
+    post.news.set();
+    post.go.wait()?;
 
     let started_ns = now_ns();
     let mut inputs = 0;
@@ -247,7 +200,7 @@ pub(crate) fn run_stage<S: Stage>(
     home.upstream.values().for_each(|known| known.freed.set());
     drop((output, intake));
     home.flush();
-    work.news.set();
+    post.news.set();
     Ok(Outcome {
         started_ns,
         ended_ns: now_ns(),
@@ -282,16 +235,22 @@ fn work_on<S: Stage>(
                 Next::End => return Ok(()),
             },
         };
-        home.enter(State::Working);
         let card = input.as_ref().map(|input| Arc::clone(input.card()));
-        if let Some(card) = &card {
-            *inputs += 1;
-            home.board.set_item(home.rank, card.identity().0);
-            card.edit(|card| card.started = now_ns());
-        }
         output.set_current(card.clone());
-        if card.is_none() {
-            output.note_called();
+        // The last thing before the stage is called: what comes before it is hand-over.
+        let now = now_ns();
+        home.board.enter_at(home.rank, State::Working, now);
+        match &card {
+            Some(card) => {
+                *inputs += 1;
+                let item = card.edit(|card| {
+                    card.started = now;
+                    card.item
+                });
+                home.board.set_item(home.rank, item);
+                home.board.set_inputs(home.rank, *inputs);
+            }
+            None => output.note_called(now),
         }
         let answer = stage.process(input, output);
         output.set_current(None);

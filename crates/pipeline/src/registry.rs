@@ -21,7 +21,8 @@ use crate::step::Maker;
 
 /// A stage that is known by its name; its parameters come as JSON.
 trait Entry: Send + Sync {
-    fn check(&self, params: &Value) -> Result<()>;
+    /// Whether the parameters can be read; and which of them the stage did not read.
+    fn check(&self, params: &Value) -> Result<Vec<String>>;
     fn output_spec(&self, params: &Value, input: &[TensorSpec]) -> Result<Vec<TensorSpec>>;
     fn input_spec(&self, params: &Value) -> Result<Option<Vec<TensorSpec>>>;
     fn run(&self, work: Work<Value>, selector: &MakeSelector<'_>) -> Result<Outcome, StageError>;
@@ -31,19 +32,31 @@ struct Of<S>(PhantomData<fn(S)>);
 
 /// Parameters of `S` out of a configuration. A stage without any may say so with `()`, which JSON has no map for.
 fn params_of<S: Stage>(params: &Value) -> Result<S::Params> {
-    let is_empty = params.as_object().is_some_and(serde_json::Map::is_empty);
-    let read = serde_json::from_value(params.clone());
-    let read = if read.is_err() && is_empty {
-        serde_json::from_value(Value::Null).or(read)
-    } else {
-        read
+    read_params::<S>(params).map(|(params, _)| params)
+}
+
+/// The same, and the keys that `S::Params` did not look at.
+fn read_params<S: Stage>(params: &Value) -> Result<(S::Params, Vec<String>)> {
+    let mut unread = Vec::new();
+    let read = serde_ignored::deserialize(params.clone(), |path| unread.push(path.to_string()));
+    let error = match read {
+        Ok(read) => return Ok((read, unread)),
+        Err(error) => error,
     };
-    read.map_err(|error| Error::invalid(error.to_string()))
+    // A stage that has no parameters says so with `()`, or takes none for `None`.
+    let given: Vec<_> = params.as_object().into_iter().flatten().collect();
+    if (given.is_empty() || size_of::<S::Params>() == 0)
+        && let Ok(none) = serde_json::from_value(Value::Null)
+    {
+        let unread = given.into_iter().map(|(key, _)| key.clone());
+        return Ok((none, unread.collect()));
+    }
+    Err(Error::invalid(error.to_string()))
 }
 
 impl<S: Stage> Entry for Of<S> {
-    fn check(&self, params: &Value) -> Result<()> {
-        params_of::<S>(params).map(drop)
+    fn check(&self, params: &Value) -> Result<Vec<String>> {
+        read_params::<S>(params).map(|(_, unread)| unread)
     }
 
     fn output_spec(&self, params: &Value, input: &[TensorSpec]) -> Result<Vec<TensorSpec>> {
@@ -167,12 +180,14 @@ struct Named<F> {
     selectors: Vec<String>,
 }
 
-/// The stage that a configuration names, with what is left of its step's and group's keys as parameters.
+/// The stage that a configuration names, with what is left of its step's and group's keys as parameters. A key that the
+/// stage does not read is refused, since a misspelt key of a step would be one, unless `lenient`.
 pub(crate) fn maker<F>(
     provider: F,
     registry: &Registry,
     name: &str,
     params: Value,
+    lenient: bool,
 ) -> Result<Arc<dyn Maker>>
 where
     F: Fn() -> Registry + Copy + Send + Sync + 'static,
@@ -183,9 +198,20 @@ where
             registry.stages.keys().collect::<Vec<_>>()
         ))
     })?;
-    entry
+    let unread = entry
         .check(&params)
         .map_err(|error| Error::invalid(format!("parameters of stage {name:?}: {error}")))?;
+    if !unread.is_empty() && lenient {
+        tracing::debug!(
+            stage = name,
+            ?unread,
+            "parameters that the stage does not read"
+        );
+    } else if let Some(key) = unread.first() {
+        return Err(Error::invalid(format!(
+            "{key}: neither a key of a step or queue group nor a parameter that stage {name:?} reads"
+        )));
+    }
     Ok(Arc::new(Named {
         registry: provider,
         name: name.to_owned(),

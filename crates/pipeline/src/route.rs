@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mp_queue::{ErrorKind as QueueErrorKind, Receiver, Sender};
+use mp_queue::{ErrorKind as QueueErrorKind, Receiver, Sender, WaitPolicy};
 use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
 
@@ -61,6 +61,16 @@ pub(crate) struct Routes {
     pub(crate) policy: Backpressure,
 }
 
+impl Routes {
+    /// The same, waiting for room in another way.
+    pub(crate) fn with_policy(mut self, policy: WaitPolicy) -> Self {
+        for lane in self.queues.iter_mut().flatten() {
+            lane.to = lane.to.clone().with_policy(policy);
+        }
+        self
+    }
+}
+
 /// An item that could not be put now.
 struct Refused {
     error: mp_queue::Error,
@@ -72,7 +82,7 @@ impl Lane {
     fn is_abandoned(&self, home: &Home) -> bool {
         self.readers
             .iter()
-            .all(|&reader| home.board.state(reader) == State::Done)
+            .all(|&reader| home.board.is_done(reader))
     }
 
     fn try_put(&self, home: &Home, item: Item) -> Result<(), Box<Refused>> {
@@ -208,6 +218,11 @@ impl Router {
         lanes.all(|lane| lane.is_abandoned(home))
     }
 
+    /// Whether there is a choice of queues.
+    pub(crate) fn selects(&self) -> bool {
+        self.routes.queues.len() > 1
+    }
+
     /// The index of the queue that an output goes into.
     pub(crate) fn select(&mut self, home: &Home, item: &Item) -> usize {
         let queues = self.routes.queues.len();
@@ -224,7 +239,12 @@ impl Router {
     }
 
     /// Puts the segments of one output into a queue.
-    pub(crate) fn put(&mut self, home: &Home, index: usize, items: Vec<Item>) -> Result<()> {
+    pub(crate) fn put(
+        &mut self,
+        home: &Home,
+        index: usize,
+        items: impl IntoIterator<Item = Item>,
+    ) -> Result<()> {
         let policy = self.routes.policy;
         let lanes = self.routes.queues.get(index).ok_or_else(|| {
             Error::invalid(

@@ -106,6 +106,12 @@ impl Stopper {
     pub fn kill(&self) {
         self.0.want(2);
     }
+
+    /// The process ids, in the order of the steps; those of the last processes, once they have ended.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.0.pids()
+    }
 }
 
 /// A pipeline whose processes run. Dropping it stops them and waits until they have ended.
@@ -148,7 +154,8 @@ impl Running {
             )),
             items: Items::default(),
             processes: Vec::new(),
-            started_ns: 0,
+            started_ns: None,
+            ended_ns: 0,
         })
     }
 
@@ -183,6 +190,8 @@ pub struct ProcessReport {
     pub(crate) device: i32,
     pub(crate) replica: usize,
     pub(crate) restarts: u32,
+    /// Items taken and published, as the process noted them while it worked.
+    pub(crate) counts: (u64, u64),
     pub(crate) outcome: Option<Outcome>,
 }
 
@@ -217,16 +226,22 @@ impl ProcessReport {
         self.restarts
     }
 
-    /// Items it took; 0 where it did not come to its end.
+    /// Items it took; those of the last process, where it was replaced.
     #[must_use]
     pub fn inputs(&self) -> u64 {
-        self.outcome.as_ref().map_or(0, |outcome| outcome.inputs)
+        let noted = self.counts.0;
+        self.outcome
+            .as_ref()
+            .map_or(noted, |outcome| outcome.inputs)
     }
 
-    /// Items it published; 0 where it did not come to its end.
+    /// Items it published; those of the last process, where it was replaced.
     #[must_use]
     pub fn outputs(&self) -> u64 {
-        self.outcome.as_ref().map_or(0, |outcome| outcome.outputs)
+        let noted = self.counts.1;
+        self.outcome
+            .as_ref()
+            .map_or(noted, |outcome| outcome.outputs)
     }
 }
 
@@ -237,7 +252,9 @@ pub struct Report {
     pub(crate) error: Option<Error>,
     pub(crate) items: Items,
     pub(crate) processes: Vec<ProcessReport>,
-    pub(crate) started_ns: u64,
+    /// When all processes were ready; `None` where the run ended before.
+    pub(crate) started_ns: Option<u64>,
+    pub(crate) ended_ns: u64,
 }
 
 impl Report {
@@ -298,7 +315,8 @@ impl Report {
             .collect()
     }
 
-    /// Seconds from the start of the run, when all processes were ready, until the last process had its result.
+    /// Seconds from the start of the run, when all processes were ready, until the last process had its result, or until
+    /// the run was found to have failed; 0 where it never started.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         let outcomes = || {
@@ -306,9 +324,25 @@ impl Report {
                 .iter()
                 .filter_map(|process| process.outcome.as_ref())
         };
-        let started = outcomes().map(|outcome| outcome.started_ns).min();
-        let started = started.unwrap_or(self.started_ns);
-        let ended = outcomes().map(|outcome| outcome.ended_ns).max();
-        ended.unwrap_or(started).saturating_sub(started) as f64 / 1e9
+        let all_came_home = self
+            .processes
+            .iter()
+            .all(|process| process.outcome.is_some());
+        let first = outcomes().map(|outcome| outcome.started_ns).min();
+        let last = outcomes().map(|outcome| outcome.ended_ns).max();
+        match (first, last, self.started_ns) {
+            (Some(first), Some(last), _) if all_came_home => {
+                last.saturating_sub(first) as f64 / 1e9
+            }
+            (_, _, Some(started)) => self.ended_ns.saturating_sub(started) as f64 / 1e9,
+            _ => 0.0,
+        }
+    }
+
+    /// Inputs that were finished in a second; `None` where the run never started.
+    #[must_use]
+    pub fn rate(&self) -> Option<f64> {
+        let seconds = self.seconds();
+        (seconds > 0.0).then(|| self.items.completed as f64 / seconds)
     }
 }

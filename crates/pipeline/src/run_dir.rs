@@ -158,7 +158,7 @@ impl RunDir {
     }
 
     /// Ends the run: what it was goes into `run.json`, last of all.
-    pub(crate) fn finish(mut self, mut run: Value) -> Result<()> {
+    pub(crate) fn finish(mut self, run: Value) -> Result<()> {
         for (file, name) in [
             (&mut self.items, "items.jsonl"),
             (&mut self.rings, "rings.jsonl"),
@@ -166,15 +166,22 @@ impl RunDir {
             file.flush()
                 .map_err(|error| failed(&self.path.join(name), error))?;
         }
+        self.note(run)?;
+        report::write(&self.path).map(drop)
+    }
+
+    /// Writes `run.json`, whole or not at all.
+    pub(crate) fn note(&self, mut run: Value) -> Result<()> {
         run["format"] = json!(FORMAT);
         run["version"] = json!(VERSION);
         run["machine"] = machine();
         run["command"] = json!(std::env::args().collect::<Vec<_>>());
         let path = self.path.join("run.json");
+        let half = self.path.join(".run.json");
         let text = serde_json::to_string_pretty(&run).map_err(std::io::Error::from);
-        text.and_then(|text| std::fs::write(&path, text + "\n"))
-            .map_err(|error| failed(&path, error))?;
-        report::write(&self.path).map(drop)
+        text.and_then(|text| std::fs::write(&half, text + "\n"))
+            .and_then(|()| std::fs::rename(&half, &path))
+            .map_err(|error| failed(&path, error))
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mp_queue::Receiver;
 use shm_core::clock::now_ns;
-use spawn::{Group, SpawnContext, Worker};
+use spawn::{ErrorKind as SpawnErrorKind, Group, Signals, SpawnContext, Worker};
 
 use crate::account::Account;
 use crate::board::{Cause, State};
@@ -16,7 +16,7 @@ use crate::client::Progress;
 use crate::error::{Error, ErrorKind, Result};
 use crate::item::Item;
 use crate::knot::{self, Feeds};
-use crate::process::Outcome;
+use crate::process::{Outcome, Work};
 use crate::progress::ProgressLine;
 use crate::run::{Report, Shared};
 use crate::run_dir::RunDir;
@@ -52,6 +52,7 @@ pub(crate) struct Runner {
     pub(crate) crews: Vec<Crew>,
     pub(crate) log: Receiver<Batch>,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) signals: Option<Signals>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) client: Option<JoinHandle<Result<()>>>,
     pub(crate) count: Option<u64>,
@@ -61,6 +62,8 @@ pub(crate) struct Runner {
     pub(crate) line: Option<ProgressLine>,
     pub(crate) config: serde_json::Value,
     pub(crate) account: Account,
+    /// Time cards that came home from each process; from the last, where it was replaced.
+    pub(crate) cards: Vec<u64>,
     pub(crate) restarts: Vec<u32>,
     pub(crate) outcomes: Vec<Option<Outcome>>,
     pub(crate) workers: Vec<Option<Worker>>,
@@ -95,13 +98,11 @@ impl Runner {
             if self.crews.iter().all(|crew| crew.over) {
                 break;
             }
+            let signal = self.signals.as_ref().and_then(Signals::received);
             match self.shared.wanted() {
-                0 => {}
+                0 if signal.is_none() => {}
                 wanted => {
-                    self.fail(Error::new(
-                        ErrorKind::Interrupted,
-                        "the run was stopped on request",
-                    ));
+                    self.fail(interrupted(signal.as_deref()));
                     if wanted > 1 {
                         self.crews.iter().for_each(|crew| crew.context.kill());
                     }
@@ -114,6 +115,8 @@ impl Runner {
                 ));
             }
             if started.is_none() && self.is_ready() {
+                // Before the clock starts: it writes a file.
+                self.note_start((now_ns(), unix_ns()));
                 started = Some((now_ns(), unix_ns()));
                 self.wiring.go.set();
             }
@@ -153,6 +156,9 @@ impl Runner {
         while let Ok(batch) = self.log.try_get() {
             heard = true;
             self.account.offer(batch.offered);
+            if let Some(cards) = self.cards.get_mut(batch.rank as usize) {
+                *cards += batch.entries.len() as u64;
+            }
             for entry in &batch.entries {
                 self.account.end(&entry.ended, entry.card.outcome);
             }
@@ -177,7 +183,7 @@ impl Runner {
     }
 
     /// Remembers why the run ends, and stops all processes.
-    fn fail(&mut self, error: Error) {
+    pub(crate) fn fail(&mut self, error: Error) {
         if self.error.is_some() {
             return;
         }
@@ -229,6 +235,12 @@ impl Runner {
         if self.error.is_some() {
             return;
         }
+        // A signal to this program reached them before it was looked for here.
+        if matches!(error.kind(), SpawnErrorKind::Interrupted { .. })
+            && let Some(signal) = self.signals.as_ref().and_then(Signals::received)
+        {
+            return self.fail(interrupted(Some(&signal)));
+        }
         let ranks = self.crews[index].ranks.clone();
         let of_crew = error.worker().map_or(0, |worker| worker.rank);
         let Some(&rank) = ranks.get(of_crew) else {
@@ -279,15 +291,17 @@ impl Runner {
         // Taken from the end.
         backlog.sort_by_key(|item| std::cmp::Reverse((item.id, item.part)));
         self.wiring.board.forget(rank as u32);
+        self.cards[rank] = 0;
         self.wiring.board.count_death();
-        let work = self.wiring.work(rank, self.restarts[rank]);
-        let Some(mut work) = work else {
+        let post = self.wiring.post(rank, self.restarts[rank]);
+        let Some(mut post) = post else {
             return Err(Error::invalid(
                 "a process was to be replaced after the run had let go of its queues",
             ));
         };
-        work.slots = self.wiring.make_slots(rank)?;
-        work.backlog = backlog;
+        post.slots = self.wiring.make_slots(rank)?;
+        post.backlog = backlog;
+        let work = Work { params: (), post };
         let mut group = Group::new().apart();
         if let Some(grace) = self.grace {
             group = group.grace(grace);
@@ -398,6 +412,14 @@ impl Runner {
         }
         self.knot = knot;
     }
+}
+
+fn interrupted(signal: Option<&str>) -> Error {
+    let by = signal.map_or_else(String::new, |signal| format!(" ({signal})"));
+    Error::new(
+        ErrorKind::Interrupted,
+        format!("the run was stopped on request{by}"),
+    )
 }
 
 pub(crate) fn unix_ns() -> u64 {

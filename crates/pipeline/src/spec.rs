@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use shm_core::{Dtype, Element, Shape};
 
 use crate::error::{Error, Result};
+use crate::item::View;
 
 /// Tensors a slot can hold.
 pub const TENSORS_MAX: usize = 16;
@@ -186,6 +187,8 @@ impl fmt::Display for TensorSpec {
 pub(crate) struct Layout {
     pub(crate) tensors: Vec<Place>,
     pub(crate) specs: Vec<TensorSpec>,
+    /// All of each tensor.
+    pub(crate) whole: Vec<View>,
     pub(crate) bytes: usize,
 }
 
@@ -241,6 +244,13 @@ impl Layout {
         Ok(Self {
             tensors,
             specs: specs.to_vec(),
+            whole: specs
+                .iter()
+                .map(|spec| View {
+                    start: 0,
+                    shape: spec.shape().to_vec(),
+                })
+                .collect(),
             bytes,
         })
     }

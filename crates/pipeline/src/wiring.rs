@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mp_queue::{Event, Queue, Receiver, Sender};
+use mp_queue::{Event, Queue, Receiver, Sender, WaitPolicy};
 use shm_core::{SharedTensor, Tensor};
 use spawn::Process;
 
@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::home::Upstream;
 use crate::item::Item;
-use crate::process::Work;
+use crate::process::Post;
 use crate::route::{Backpressure, Delivery, Lane, Routes};
 use crate::spec::Layout;
 use crate::step::{QueueGroup, Step, Unfinished};
@@ -59,6 +59,8 @@ pub(crate) struct Wiring {
     pub(crate) log: Option<Sender<Batch>>,
     pub(crate) news: Event,
     pub(crate) go: Event,
+    /// How its processes wait.
+    wait: WaitPolicy,
     has_client: bool,
     client_policy: Backpressure,
 }
@@ -69,6 +71,7 @@ impl Wiring {
         steps: Vec<Step>,
         specs: Specs,
         client: Option<&Client>,
+        wait: Option<WaitPolicy>,
     ) -> Result<(Self, Receiver<Batch>)> {
         let last = steps.len() - 1;
         let mut seats = Vec::new();
@@ -113,6 +116,7 @@ impl Wiring {
         let slots: Vec<usize> = seats.iter().map(|seat| seat.slots).chain([0]).collect();
         let board = Board::new(&slots, strands.len())?;
         let (log, receiver) = Queue::bounded(LOG)?.split();
+        let seats_count = seats.len();
         let wiring = Self {
             steps,
             specs,
@@ -122,6 +126,7 @@ impl Wiring {
             log: Some(log),
             news: Event::new()?,
             go: Event::new()?,
+            wait: wait.unwrap_or_else(|| fitting(seats_count)),
             has_client: client.is_some(),
             client_policy: client.map(|client| client.policy).unwrap_or_default(),
         };
@@ -147,6 +152,15 @@ impl Wiring {
             let own = if seat.slots > 0 { seat.slot_bytes } else { 0 };
             (count + seat.slots, bytes.max(own))
         })
+    }
+
+    /// Bytes of all slots of all processes.
+    pub(crate) fn bytes_of_slots(&self) -> u64 {
+        let each = self
+            .seats
+            .iter()
+            .map(|seat| seat.slots.saturating_mul(seat.slot_bytes) as u64);
+        each.fold(0, u64::saturating_add)
     }
 
     /// The slots of a process, all free.
@@ -188,7 +202,7 @@ impl Wiring {
     }
 
     /// What process `rank` is given, the slots aside.
-    pub(crate) fn work(&self, rank: usize, restarts: u32) -> Option<Work<()>> {
+    pub(crate) fn post(&self, rank: usize, restarts: u32) -> Option<Post> {
         let seat = &self.seats[rank];
         let step = &self.steps[seat.step];
         let group = &step.groups[seat.group];
@@ -216,8 +230,7 @@ impl Wiring {
                 .collect(),
             policy: step.backpressure,
         });
-        Some(Work {
-            params: (),
+        Some(Post {
             step: step.name.clone(),
             step_index: seat.step as u32,
             rank: rank as u32,
@@ -227,6 +240,7 @@ impl Wiring {
             device: seat.device,
             restarts,
             replaceable: step.restarts > 0,
+            wait: self.wait,
             upstream,
             touch: Vec::new(),
             input,
@@ -303,6 +317,17 @@ impl Wiring {
 
     pub(crate) fn unfinished(&self, rank: usize) -> Unfinished {
         self.step_of(rank).unfinished
+    }
+}
+
+/// How so many processes wait where nothing is said. Whoever started them sleeps while they run, so that they may have a
+/// core each though there is one more of them than cores.
+fn fitting(processes: usize) -> WaitPolicy {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    if processes <= cores {
+        WaitPolicy::Eager
+    } else {
+        WaitPolicy::Adaptive
     }
 }
 

@@ -86,6 +86,30 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     let run_json: Value = serde_json::from_str(&run_json).unwrap();
     assert_eq!(run_json["config"]["client"]["count"], 3);
 
+    // Killed before it can say how it ended, it has said what ran.
+    let out = dir.path().join("killed");
+    let mut killed = command(
+        "whole.toml",
+        &["-m", "20", "--out", &out.display().to_string()],
+    );
+    let mut killed = killed.stdout(Stdio::null()).spawn().unwrap();
+    let description = out.join("run.json");
+    while !description.exists() && killed.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let report = tensormp::pipeline::report::Run::open(&out).unwrap();
+    assert!(!report.has_ended() && report.steps.len() == 3);
+
+    // The run came to its end, and its report could not be written.
+    let taken = dir.path().join("taken");
+    std::fs::create_dir_all(taken.join("summary.json/by a folder")).unwrap();
+    let taken = taken.display().to_string();
+    let output = run("whole.toml", &["-n", "1", "-m", "0", "--out", &taken]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("summary.json could not be written"));
+
     // Nobody reads, or nothing can be written.
     let closed = std::io::pipe().unwrap().1;
     let full = std::fs::File::create("/dev/full").unwrap();

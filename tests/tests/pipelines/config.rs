@@ -1,7 +1,6 @@
 //! Pipelines from configurations: RnB's own, ours, and those that could not run.
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use tensormp::pipeline::{
     Config, Context, Flow, Input, Outgoing, Output, Parts, Registry, Selector, Stage, StageError,
     TensorSpec, Termination,
@@ -33,6 +32,7 @@ impl Stage for Loader {
         let number: u64 = input
             .payload::<String>()?
             .trim_end_matches(".mp4")
+            .trim_end_matches(".avi")
             .parse()?;
         if !output.has_next() {
             return Ok(Flow::Continue);
@@ -55,8 +55,18 @@ struct Runner;
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RunnerParams {
+    #[serde(default = "first")]
     start_index: u32,
+    #[serde(default = "last")]
     end_index: u32,
+}
+
+fn first() -> u32 {
+    1
+}
+
+fn last() -> u32 {
+    5
 }
 
 impl Stage for Runner {
@@ -68,10 +78,8 @@ impl Stage for Runner {
     }
 
     fn new(params: RunnerParams, context: &Context) -> Result<Self, StageError> {
-        assert_eq!(
-            (params.start_index, params.end_index, context.device),
-            (1, 5, -1)
-        );
+        assert!(1 <= params.start_index && params.start_index <= params.end_index);
+        assert_eq!((params.end_index.max(5), context.device), (5, -1));
         Ok(Self)
     }
 
@@ -79,11 +87,16 @@ impl Stage for Runner {
         let Some(input) = input else {
             return Ok(Flow::End);
         };
-        let tensor = input.tensor::<f32>(0)?;
+        // As the first step, it is what loads as well.
+        let made = [0.0; 6];
+        let (tensor, rows) = match input.slots() {
+            0 => (&made[..], 1),
+            _ => (input.tensor::<f32>(0)?, input.shape(0)?[0]),
+        };
         if output.has_next() {
             let mut slot = output.loan()?;
             slot.tensor_mut::<f32>(0)?[..tensor.len()].copy_from_slice(tensor);
-            slot.set_valid(0, input.shape(0)?[0])?;
+            slot.set_valid(0, rows)?;
             output.publish(slot)?;
         }
         Ok(Flow::Continue)
@@ -150,6 +163,17 @@ fn registry() -> Registry {
         .stage::<Runner>(format!("{model}Runner"))
         .stage::<Loader>(format!("{model}SingleStep"))
         .stage::<Aggregator>(format!("{model}Aggregator"))
+        .stage::<Runner>(format!("{model}LayerRunner"))
+        .stage::<Runner>(format!("{model}Layer12Runner"))
+        .stage::<Runner>(model)
+        .stage::<Huge>("huge")
+        .stage::<Runner>(format!("{model}Layer345Runner"))
+        .iterator("models.jsfusion.model.JsFusionVideoPathIterator", |_| {
+            Ok((0_u64..).map(|number| format!("{number}.avi")))
+        })
+        .stage::<Loader>("models.jsfusion.model.JsFusionLoader")
+        .stage::<Runner>("models.jsfusion.model.ResNetRunner")
+        .stage::<Runner>("models.jsfusion.model.MCModelRunner")
         .selector::<LargeSmall>("models.r2p1d.model.LargeSmallSelector")
 }
 
@@ -177,21 +201,20 @@ pub(crate) fn configurations_as_rnb_ships_them_run_to_their_target() {
 }
 
 pub(crate) fn older_configurations_of_rnb_are_read_as_well() {
-    // The bare list of steps, with the devices in the step.
-    let old = json!([
-        {"model": "models.r2p1d.model.R2P1DLoader", "gpus": [0]},
-        {"model": "models.r2p1d.model.R2P1DRunner", "gpus": [0, 0], "start_index": 1, "end_index": 5},
-    ]);
-    let config = Config::from_json(&old.to_string()).unwrap().on_cpu();
-    let config = config
-        .set("iterator", "models.r2p1d.model.R2P1DVideoPathIterator")
-        .and_then(|config| config.set("client.count", "10"))
-        .unwrap();
-    let report = config.pipeline(registry).unwrap().run().unwrap();
-    assert_eq!(
-        (report.items().completed, report.processes().len()),
-        (10, 3)
-    );
+    for (name, config, processes) in crate::rnb::older() {
+        let mut config = Config::from_json(&config.to_string()).unwrap().on_cpu();
+        // The bare list of steps says nothing of inputs.
+        if config.value().get("video_path_iterator").is_none() {
+            let iterator = "models.r2p1d.model.R2P1DVideoPathIterator";
+            config = config.set("iterator", iterator).unwrap();
+        }
+        config = config.set("client.count", "10").unwrap();
+        let report = config.pipeline(registry).unwrap().run();
+        let report = report.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(report.termination(), Termination::TargetReached, "{name}");
+        assert_eq!(report.items().completed, 10, "{name}");
+        assert_eq!(report.processes().len(), processes, "{name}");
+    }
 }
 
 const TOML: &str = r#"
@@ -245,9 +268,22 @@ pub(crate) fn a_configuration_in_toml_runs_and_can_be_changed() {
 pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
     for (key, value, told) in [
         (
+            "client.queue_size",
+            "0",
+            &["client, queue_size", "0 items"][..],
+        ),
+        (
+            "load.slots",
+            "4294967295",
+            &[
+                "step \"load\", num_shared_tensors",
+                "a queue holds 16777216",
+            ],
+        ),
+        (
             "load.stage",
             "Loader",
-            &["step \"load\", queue group 0", "no stage \"Loader\""][..],
+            &["step \"load\", queue group 0", "no stage \"Loader\""],
         ),
         (
             "load.slots",
@@ -365,6 +401,18 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
             assert!(error.contains(part), "{key} = {value}: {part:?} in {error}");
         }
     }
+    // A misspelt key of a step would be one that its stage does not read.
+    let misspelt = Config::from_toml(TOML).unwrap();
+    let misspelt = misspelt.set("pipeline.1.replica", "2").unwrap();
+    let error = misspelt
+        .pipeline(registry)
+        .map(drop)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("replica: neither a key of a step"),
+        "{error}"
+    );
     for (text, told) in [
         ("pipeline = 3", "the configuration, pipeline"),
         ("a = = b", "TOML"),
@@ -380,6 +428,52 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
             .to_string()
             .contains("/no/such/file.json")
     );
+}
+
+pub(crate) fn slots_for_which_there_is_no_room_are_refused_at_once() {
+    // 80 TiB.
+    let config = Config::from_toml(
+        r#"
+        iterator = "models.r2p1d.model.R2P1DVideoPathIterator"
+        client = { count = 1 }
+        pipeline = [
+            { stage = "huge", slots = 10000 },
+            { stage = "models.r2p1d.model.R2P1DAggregator", aggregate = 1 },
+        ]
+        "#,
+    )
+    .unwrap();
+    let error = config
+        .pipeline(registry)
+        .unwrap()
+        .start()
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("the slots of all processes have"), "{error}");
+}
+
+/// A stage whose slots are larger than most memories.
+struct Huge;
+
+impl Stage for Huge {
+    type Params = ();
+    type Result = ();
+
+    fn output_spec(_: &()) -> Vec<TensorSpec> {
+        vec![TensorSpec::of::<u64>([1 << 30])]
+    }
+
+    fn new(_: (), _: &Context) -> Result<Self, StageError> {
+        Ok(Self)
+    }
+
+    fn process(&mut self, _: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        Ok(Flow::End)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<(), StageError> {
+        Ok(())
+    }
 }
 
 pub(crate) fn tensors_that_do_not_fit_the_next_stage_are_refused() {

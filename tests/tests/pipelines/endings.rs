@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use integration_tests::allow_leaks;
+use tensormp::pipeline::report::{Run, Summary};
 use tensormp::pipeline::{
     Backpressure, Client, ErrorKind, Pipeline, Running, Step, Termination, Unfinished,
 };
@@ -159,6 +160,7 @@ pub(crate) fn a_stage_that_keeps_more_than_there_is_is_told() {
 
 pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
     allow_leaks(8);
+    let dir = tempfile::tempdir().unwrap();
     for (does, told) in [
         ("err", "this one is bad"),
         ("panic", "this one is worse"),
@@ -173,6 +175,7 @@ pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
                 .step(load().slots(2))
                 .step(Step::of::<Copy>("copy", copy).slots(2))
                 .step(see_with(see))
+                .run_dir(dir.path())
                 .start()
                 .unwrap()
                 .wait();
@@ -187,6 +190,24 @@ pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
             assert_eq!(
                 items.offered,
                 items.completed + items.dropped + items.failed
+            );
+            // What was done until then is told, also of those that were ended.
+            assert!(report.seconds() > 0.0 && report.rate().is_some());
+            let [load, copied, seen] = report.processes() else {
+                panic!("three processes: {report:?}")
+            };
+            let failed = if name == "copy" { copied } else { seen };
+            assert_eq!(failed.inputs(), 8, "items 0 to 7");
+            assert!(load.outputs() >= 8 && copied.inputs() >= 8 && copied.outputs() >= 7);
+            let run = Run::open(dir.path()).unwrap();
+            let summary = Summary::of(&run);
+            let cards = run.cards.iter().filter(|card| card.rank < 3).count() as u64;
+            let taken: u64 = report.processes().iter().map(|one| one.inputs()).sum();
+            assert!(cards + run.cards_missing >= taken, "{cards} of {taken}");
+            assert!(
+                summary.bottleneck.contains("did not come to its end"),
+                "no advice from half a run: {}",
+                summary.bottleneck
             );
         }
     }

@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         older_configurations_of_rnb_are_read_as_well,
         a_configuration_in_toml_runs_and_can_be_changed,
         what_cannot_run_is_told_with_step_group_and_key,
+        slots_for_which_there_is_no_room_are_refused_at_once,
         tensors_that_do_not_fit_the_next_stage_are_refused,
         clips_give_the_same_features_however_they_are_split,
         the_command_says_how_a_run_ended,

@@ -125,3 +125,64 @@ pub(crate) fn shipped() -> Vec<(&'static str, Value)> {
         ),
     ]
 }
+
+/// Arrangements in the forms that its files had before: the bare list of steps, the devices in the step; with the number of
+/// processes that each has.
+pub(crate) fn older() -> Vec<(&'static str, Value, usize)> {
+    let model = |name: &str, gpus: Value| json!({"model": format!("models.r2p1d.model.R2P1D{name}"), "gpus": gpus});
+    let layers = |name: &str, gpus: Value, first: u32, last: u32| {
+        let mut step = model(name, gpus);
+        step["start_index"] = first.into();
+        step["end_index"] = last.into();
+        step
+    };
+    let runner = "LayerRunner";
+    let fusion = ["JsFusionLoader", "ResNetRunner", "MCModelRunner"]
+        .map(|name| json!({"model": format!("models.jsfusion.model.{name}"), "gpus": [0]}));
+    vec![
+        (
+            "whole",
+            json!([
+                model("Loader", json!([0])),
+                layers("Runner", json!([0]), 1, 5)
+            ]),
+            2,
+        ),
+        (
+            "general",
+            json!([
+                model("Loader", json!([0, 1])),
+                layers(runner, json!([2, 3]), 1, 2),
+                layers(runner, json!([4]), 3, 4),
+                layers(runner, json!([5]), 5, 5),
+            ]),
+            6,
+        ),
+        (
+            "split",
+            json!([
+                model("Layer12Runner", json!([0])),
+                model("Layer345Runner", json!([1, 1]))
+            ]),
+            3,
+        ),
+        (
+            "split2",
+            json!([
+                layers(runner, json!([0]), 1, 2),
+                layers(runner, json!([1]), 3, 4),
+                layers(runner, json!([2]), 5, 5),
+            ]),
+            3,
+        ),
+        ("nopipeline", json!([layers("", json!([0, 1]), 1, 5)]), 2),
+        (
+            "jsfusion-whole",
+            json!({
+                "video_path_iterator": "models.jsfusion.model.JsFusionVideoPathIterator",
+                "pipeline": fusion,
+            }),
+            3,
+        ),
+    ]
+}

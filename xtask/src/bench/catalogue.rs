@@ -11,6 +11,7 @@ use super::many::{Idle, Many};
 use super::memory::{FirstTouch, Memcpy};
 use super::payload::{HANDLE, LARGE, SIZES};
 use super::peer::Carried;
+use super::pipeline::{Alone, ByHand, CLIPS_15, Handed, LARGER, Line, Load, Rate, Through};
 use super::pool::{Pooled, PythonCall, RoundTrip, Work};
 use super::python::PythonQueue;
 use super::queue::{Kind, Queued};
@@ -33,6 +34,8 @@ pub(crate) enum Suite {
     Memory,
     /// Tasks of a pool: single calls, and those of a map.
     Pool,
+    /// From the end of one stage's work to the next stage, RnB's measure, four ways.
+    Pipeline,
 }
 
 /// A subject and the floor that fits it; none: the subject itself.
@@ -49,6 +52,7 @@ impl Suite {
             Suite::Queue,
             Suite::Memory,
             Suite::Pool,
+            Suite::Pipeline,
             Suite::Spawn,
         ]
     }
@@ -61,6 +65,7 @@ impl Suite {
             Suite::Spawn => "spawn",
             Suite::Memory => "memory",
             Suite::Pool => "pool",
+            Suite::Pipeline => "pipeline",
         }
     }
 
@@ -85,6 +90,7 @@ impl Suite {
             Suite::Memory => memory(),
             Suite::Queue => queue(),
             Suite::Spawn => starts(),
+            Suite::Pipeline => pipelines(),
             Suite::Pool => {
                 let work = [Work::Call, Work::Map { chunk: 1 }, Work::Map { chunk: 16 }];
                 let mut cases: Vec<_> = work
@@ -227,6 +233,53 @@ fn peers() -> Vec<Case> {
     cases
 }
 
+fn pipelines() -> Vec<Case> {
+    let mut cases = vec![Case {
+        subject: Box::new(Rate),
+        floor: Some(Box::new(Alone)),
+    }];
+    let line = Line::new;
+    for size in [LARGE, CLIPS_15].into_iter().chain(LARGER) {
+        cases.push(Case::busy(line(Load::Busy, size)));
+    }
+    let size = CLIPS_15;
+    cases.push(Case::parked(line(Load::Parked, size)));
+    for replicas in [2, 4] {
+        let load = Load::Busy;
+        cases.push(Case::busy(Line {
+            replicas,
+            ..line(load, size)
+        }));
+    }
+    for slots in [1, 2, 16, 64] {
+        let load = Load::Busy;
+        cases.push(Case::busy(Line {
+            slots,
+            ..line(load, size)
+        }));
+    }
+    for way in [Handed::Queue, Handed::Rnb, Handed::RnbCopied] {
+        for size in [LARGE, CLIPS_15] {
+            let load = Load::Busy;
+            cases.push(Case::busy(ByHand { way, load, size }));
+        }
+    }
+    for way in [Handed::Queue, Handed::Rnb] {
+        let load = Load::Parked;
+        cases.push(Case::parked(ByHand { way, load, size }));
+    }
+    cases.push(Case::busy(line(Load::Full, size)));
+    for way in [Handed::Queue, Handed::Rnb] {
+        let load = Load::Full;
+        cases.push(Case::busy(ByHand { way, load, size }));
+    }
+    for size in [LARGE, CLIPS_15] {
+        let transport = Transport::Pipe;
+        cases.push(Case::parked(Through(Stream { transport, size })));
+    }
+    cases
+}
+
 /// So many live blocks; of those that grow, the first is the floor of the others.
 const LIVE: [usize; 3] = [1, 1000, 1_000_000];
 /// Processes that have joined beside the two of the benchmark.
@@ -275,13 +328,13 @@ fn memory() -> Vec<Case> {
     cases
 }
 
-/// The subject or floor of that name.
-pub(crate) fn find(name: &str) -> Option<Box<dyn Subject>> {
+/// The subject or floor of that key.
+pub(crate) fn find(key: &str) -> Option<Box<dyn Subject>> {
     let cases = Suite::all().into_iter().flat_map(Suite::cases);
     let mut subjects = cases
         .flat_map(|case| [Some(case.subject), case.floor])
         .flatten();
-    subjects.find(|subject| subject.name() == name)
+    subjects.find(|subject| subject.key() == key)
 }
 
 #[cfg(test)]
@@ -294,12 +347,12 @@ mod tests {
     fn each_subject_is_found_by_its_name_and_none_twice() {
         let mut names = HashSet::new();
         for case in Suite::all().into_iter().flat_map(Suite::cases) {
-            assert!(find(&case.subject.name()).is_some());
-            assert!(case.floor.is_none_or(|floor| find(&floor.name()).is_some()));
+            assert!(find(&case.subject.key()).is_some());
+            assert!(case.floor.is_none_or(|floor| find(&floor.key()).is_some()));
             assert!(
-                names.insert(case.subject.name()),
+                names.insert(case.subject.key()),
                 "{} is there twice",
-                case.subject.name()
+                case.subject.key()
             );
         }
         for name in [
@@ -330,6 +383,11 @@ mod tests {
             "attach 64GiB",
             "call",
             "map",
+            "pipeline ring busy 18MB",
+            "pipeline ring parked 18MB",
+            "pipeline queue busy 18MB",
+            "pipeline rnb busy 18MB",
+            "pipeline pipe 18MB",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

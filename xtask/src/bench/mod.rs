@@ -3,7 +3,8 @@
 //! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
 //! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue, and messages by other crates),
 //! `memory` (making, filling, cloning, sending and dropping tensors, and joining an arena), `pool` (tasks of a pool, against
-//! the round trip of a queue) and `spawn` (starting a process, by each method and by another crate, against running this
+//! the round trip of a queue), `pipeline` (from the end of one stage's work to the next stage, four ways, and how near a
+//! pipeline comes to its slowest step) and `spawn` (starting a process, by each method and by another crate, against running this
 //! program again). Floor and subject alternate in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
@@ -25,6 +26,7 @@ mod memory;
 mod pair;
 mod payload;
 mod peer;
+mod pipeline;
 mod pool;
 mod python;
 mod queue;
@@ -52,6 +54,9 @@ pub(crate) struct Args {
     /// The suites to run; without any, all of them.
     #[arg(value_enum)]
     suites: Vec<Suite>,
+    /// Only cases whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// As few pairs as a ratio needs.
     #[arg(long)]
     quick: bool,
@@ -96,6 +101,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut all = Vec::new();
     for suite in suites {
         for case in suite.cases() {
+            let name = case.subject.name();
+            if args.only.as_ref().is_some_and(|only| !name.contains(only)) {
+                continue;
+            }
             if let Err(reason) = case.subject.prepare() {
                 eprintln!(
                     "left out {}: {}: {reason}",

@@ -54,7 +54,7 @@ impl Pair {
         for (end, link) in self.ends.iter().zip([&connection.a, &connection.b]) {
             control::send(
                 end.orders.as_fd(),
-                &Order::open(subject.name(), link),
+                &Order::open(subject.key(), link),
                 &link.descriptors,
             )?;
         }

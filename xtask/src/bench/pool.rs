@@ -152,7 +152,7 @@ impl Subject for Pooled {
 }
 
 /// The side that has nothing to do.
-struct Idle;
+pub(super) struct Idle;
 
 impl End for Idle {
     fn run(&mut self, _: usize) -> Result<Vec<u64>> {
@@ -201,14 +201,14 @@ impl End for Caller {
 }
 
 /// Lets this process use all CPUs that it may. Where that fails, it is slower, which shows.
-fn unpin() {
+pub(super) fn unpin() {
     let mut all = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
     let _ = sched_setaffinity(None, &all);
 }
 
 /// Moves this process away from the CPU that it was started on, which is the caller's.
-fn pin_beside() {
+pub(super) fn pin_beside() {
     let mine = rustix::thread::sched_getcpu();
     unpin();
     if let Ok(pins) = machine::choose_pins() {

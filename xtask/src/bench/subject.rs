@@ -52,6 +52,10 @@ impl Connection {
 pub(crate) trait Subject {
     /// Words from the left: transport, waiting, size.
     fn name(&self) -> String;
+    /// By which the two processes find it: its name, unless another suite has one that is called the same.
+    fn key(&self) -> String {
+        self.name()
+    }
     /// What a sample is, with its unit.
     fn metric(&self) -> &'static str {
         "one_way_ns"

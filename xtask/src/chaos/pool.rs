@@ -16,11 +16,11 @@ use shm_core::{AliasedTensor, Arena, SharedTensor, Tensor};
 use super::control::Control;
 use super::killer::Aim;
 use super::orphans::name_of;
+use super::parents::{Parents, settle_in};
 use super::pattern::{check, element, fill};
-use super::receipts::Receipts;
 use super::strike::{Blow, strike};
 use super::suite::{Scene, Suite, Worker};
-use super::traces::{check_children, check_descriptors, descriptors, groups, note_group};
+use super::traces::{check_children, check_descriptors, note_group};
 use crate::Result;
 
 const CREW: usize = 3;
@@ -31,8 +31,6 @@ const BATCH: usize = 24;
 /// The suite.
 #[derive(Debug)]
 pub(crate) struct Pools;
-
-struct Hall;
 
 impl Suite for Pools {
     fn name(&self) -> &'static str {
@@ -62,15 +60,11 @@ impl Suite for Pools {
     }
 
     fn open(&self, _: &Arena, _: fastrand::Rng) -> Result<Box<dyn Scene>> {
-        Ok(Box::new(Hall))
+        Ok(Box::new(Parents))
     }
 
     fn work(&self, mut worker: Worker) -> Result<()> {
-        Arena::install_current(worker.arena.clone())?;
-        // The supervisor's thread, and what the standard library keeps.
-        Pool::new(1)?.shutdown()?;
-        worker.arena.watch();
-        let before = descriptors();
+        let before = settle_in(&worker, || Ok(Pool::new(1)?.shutdown()?))?;
         while !worker.control.is_stopping() {
             let retry = if worker.rng.bool() { 2 } else { 0 };
             let pool = Pool::builder()
@@ -112,20 +106,6 @@ impl Suite for Pools {
             check_descriptors(&before)?;
         }
         Ok(())
-    }
-}
-
-impl Scene for Hall {
-    fn start(&mut self, _: usize, _: u64) -> Result<Vec<u64>> {
-        Ok(Vec::new())
-    }
-
-    fn groups(&self, receipts: &Receipts) -> Result<BTreeSet<u32>> {
-        groups(receipts)
-    }
-
-    fn check(self: Box<Self>, _: &Arena, _: &Receipts) -> Result<Vec<String>> {
-        Ok(Vec::new())
     }
 }
 

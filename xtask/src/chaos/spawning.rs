@@ -7,7 +7,6 @@
 //! and no descriptor. Parents are killed from outside; the round sees whether anybody outlives them.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -17,13 +16,11 @@ use spawn::{ErrorKind, Exit, SpawnContext, StartMethod, forkserver};
 use super::control::Control;
 use super::killer::labels;
 use super::orphans::name_of;
+use super::parents::{Parents, settle_in};
 use super::pattern::{check, element, fill};
-use super::receipts::Receipts;
 use super::strike::{Blow, strike};
 use super::suite::{Scene, Suite, Worker};
-use super::traces::{
-    check_children, check_descriptors, descriptors, groups, note_group, wait_for_the_lost,
-};
+use super::traces::{check_children, check_descriptors, note_group, wait_for_the_lost};
 use crate::Result;
 
 const CREW: usize = 3;
@@ -41,8 +38,6 @@ const LABELS: [&str; 5] = ["attach.", "row.", "put.", "block.", "chunk."];
 /// The suite.
 #[derive(Debug)]
 pub(crate) struct Spawning;
-
-struct Families;
 
 impl Suite for Spawning {
     fn name(&self) -> &'static str {
@@ -68,11 +63,10 @@ impl Suite for Spawning {
     }
 
     fn open(&self, _: &Arena, _: fastrand::Rng) -> Result<Box<dyn Scene>> {
-        Ok(Box::new(Families))
+        Ok(Box::new(Parents))
     }
 
     fn work(&self, mut worker: Worker) -> Result<()> {
-        Arena::install_current(worker.arena.clone())?;
         let mut family = Family {
             rng: worker.rng.fork(),
             control: worker.control.clone(),
@@ -80,18 +74,14 @@ impl Suite for Spawning {
             life: worker.part.life,
             depth: 0,
         };
-        // The supervisor's thread, the fork server, and what the standard library keeps.
-        for method in StartMethod::ALL {
-            let name = name_of(family.round);
-            let mut context =
-                spawn::builder()
-                    .name(name)
-                    .start_method(method)
-                    .spawn(nothing, (), 1)?;
-            context.join()?;
-        }
-        worker.arena.watch();
-        let before = descriptors();
+        let name = name_of(family.round);
+        let before = settle_in(&worker, || {
+            for method in StartMethod::ALL {
+                let context = spawn::builder().name(name.clone()).start_method(method);
+                context.spawn(nothing, (), 1)?.join()?;
+            }
+            Ok(())
+        })?;
         while !worker.control.is_stopping() {
             worker.arena.recorder().set_task("having children");
             family.live()?;
@@ -101,20 +91,6 @@ impl Suite for Spawning {
             worker.control.step(worker.part.slot)?;
         }
         Ok(())
-    }
-}
-
-impl Scene for Families {
-    fn start(&mut self, _: usize, _: u64) -> Result<Vec<u64>> {
-        Ok(Vec::new())
-    }
-
-    fn groups(&self, receipts: &Receipts) -> Result<BTreeSet<u32>> {
-        groups(receipts)
-    }
-
-    fn check(self: Box<Self>, _: &Arena, _: &Receipts) -> Result<Vec<String>> {
-        Ok(Vec::new())
     }
 }
 

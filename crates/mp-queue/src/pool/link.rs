@@ -68,35 +68,7 @@ pub(super) struct Orders {
     pub(super) max_tasks: Option<u64>,
     /// It leaves after a task when it has more anonymous memory than so many bytes.
     pub(super) max_rss: Option<u64>,
-    pub(super) policy: Policy,
-}
-
-/// [`WaitPolicy`], to be sent.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum Policy {
-    Adaptive,
-    Spin,
-    Park,
-}
-
-impl From<WaitPolicy> for Policy {
-    fn from(policy: WaitPolicy) -> Self {
-        match policy {
-            WaitPolicy::Adaptive => Self::Adaptive,
-            WaitPolicy::Spin => Self::Spin,
-            WaitPolicy::Park => Self::Park,
-        }
-    }
-}
-
-impl From<Policy> for WaitPolicy {
-    fn from(policy: Policy) -> Self {
-        match policy {
-            Policy::Adaptive => Self::Adaptive,
-            Policy::Spin => Self::Spin,
-            Policy::Park => Self::Park,
-        }
-    }
+    pub(super) policy: WaitPolicy,
 }
 
 /// The pool's side of a worker.
@@ -250,7 +222,7 @@ mod tests {
             rank: 0,
             max_tasks: None,
             max_rss: None,
-            policy: Policy::Adaptive,
+            policy: WaitPolicy::Adaptive,
         };
         connect(&arena, &bell, orders).unwrap()
     }

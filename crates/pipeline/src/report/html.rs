@@ -66,9 +66,16 @@ fn steps(summary: &Summary, html: &mut String) {
          <th title=\"how long items waited for a process of the step\">queueing p50 / p90 / p99</th>\
          <th title=\"how long its processes waited for a free slot for their output\">slot wait p50 / p99</th>\
          <th title=\"how long it worked on an item\">service p50 / p90 / p99</th>\
-         <th title=\"the copy of its output to another device\">copy p50</th>\
-         <th title=\"from its output's being ready to its being handed over\">hand-off p50 / p99</th>\
-         <th>items/s</th><th title=\"the part of its processes' time in which they worked\">busy</th></tr></thead><tbody>",
+         <th title=\"from an item's being taken from its queue to the stage's being called, and from an output's being ready \
+         to its being handed over\">hand-off p50 / p99</th>",
+    );
+    // Hardly any run has copies, and the table is wide enough.
+    let copies = summary.steps.iter().any(|step| step.copy.p99 > 0);
+    if copies {
+        html.push_str("<th title=\"the copy of its output to another device\">copy p50</th>");
+    }
+    html.push_str(
+        "<th>items/s</th><th title=\"the part of its processes' time in which they worked\">busy</th></tr></thead><tbody>",
     );
     for step in &summary.steps {
         let t = |ns: u64| time(ns as f64);
@@ -88,10 +95,12 @@ fn steps(summary: &Summary, html: &mut String) {
                 t(step.service.p90),
                 t(step.service.p99)
             ),
-            t(step.copy.p50),
             format!("{} / {}", t(step.hand_off.p50), t(step.hand_off.p99)),
-            rate(step.throughput),
         ];
+        let cells = cells
+            .into_iter()
+            .chain(copies.then(|| t(step.copy.p50)))
+            .chain([rate(step.throughput)]);
         let _ = write!(html, "<tr><th>{}</th>", escape(&step.name));
         for cell in cells {
             let _ = write!(html, "<td>{cell}</td>");
@@ -113,8 +122,20 @@ fn plots(run: &Run, html: &mut String) {
             points,
         }]
     };
-    let by_step = series::latency_by_step(run);
-    let distribution = one("latency", series::distribution(run));
+    let mut by_step = series::latency_by_step(run);
+    let mut distribution = one("latency", series::distribution(run));
+    let longest = distribution[0].points.last().map_or(0.0, |point| point.0);
+    let unit = if longest >= 10_000.0 {
+        for point in by_step.iter_mut().flat_map(|curve| &mut curve.points) {
+            point.1 /= 1000.0;
+        }
+        for point in &mut distribution[0].points {
+            point.0 /= 1000.0;
+        }
+        "seconds"
+    } else {
+        "milliseconds"
+    };
     let throughput = one("throughput", series::throughput(run));
     let occupancy = series::occupancy(run);
     html.push_str("<div class=\"plots\">");
@@ -122,13 +143,13 @@ fn plots(run: &Run, html: &mut String) {
         Plot {
             title: "Where an item's time goes: mean latency by step",
             x: "seconds since the start",
-            y: "milliseconds",
+            y: unit,
             x_to: seconds,
             marks: Marks::Stack(&by_step),
         },
         Plot {
             title: "Latency, from offered to done",
-            x: "milliseconds",
+            x: unit,
             y: "% of the items",
             x_to: 0.0,
             marks: Marks::Lines(&distribution),

@@ -45,6 +45,9 @@ pub struct Run {
     /// What became of the items.
     #[serde(default)]
     pub items: Items,
+    /// Items that processes took and of which no time card came home, since the processes were ended.
+    #[serde(default)]
+    pub cards_missing: u64,
     /// The configuration as it was run.
     #[serde(default)]
     pub config: serde_json::Value,
@@ -222,7 +225,24 @@ impl Run {
         }
         run.cards = lines(&directory.join("items.jsonl"))?;
         run.samples = lines(&directory.join("rings.jsonl"))?;
+        if !run.has_ended() {
+            // How far it came is in the cards alone.
+            let last = run.cards.iter().map(Card::done).max();
+            run.ended_ns = last.unwrap_or(0).max(run.clock_start_ns);
+        }
         Ok(run)
+    }
+
+    /// Whether somebody said how it ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.termination.reason != "unknown"
+    }
+
+    /// Whether it came to its end, rather than being ended.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        matches!(&*self.termination.reason, "target_reached" | "input_ended")
     }
 
     /// How long it took from the start of work to its end, nanoseconds.
@@ -270,9 +290,22 @@ impl Card {
             .map_or(0, |done| done.saturating_sub(self.finished))
     }
 
-    /// Nanoseconds from the output's being ready to its being handed over.
+    /// Nanoseconds that the hand-over itself took: from the item's being taken from its queue to the stage's being called, and
+    /// from the output's being ready to its being handed over, where that comes later.
     #[must_use]
     pub fn hand_off_ns(&self) -> u64 {
+        self.taking_ns() + self.giving_ns()
+    }
+
+    /// From the item's being taken from its queue (and from having a slot, if that came next) to the stage's being called.
+    pub(super) fn taking_ns(&self) -> u64 {
+        let acquired = self.slot_acquired.filter(|&at| at <= self.started);
+        let had = acquired.unwrap_or(0).max(self.dequeued);
+        self.started.saturating_sub(had)
+    }
+
+    /// From the output's being ready to its being handed over.
+    pub(super) fn giving_ns(&self) -> u64 {
         let ready = self.copy_done.unwrap_or(self.finished);
         self.published
             .map_or(0, |published| published.saturating_sub(ready))
@@ -304,13 +337,20 @@ fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
         }
     };
     let mut read = Vec::new();
-    for (index, line) in BufReader::new(file).lines().enumerate() {
+    let mut lines = BufReader::new(file).split(b'\n').enumerate().peekable();
+    while let Some((index, line)) = lines.next() {
         let wrong = |error: &dyn std::fmt::Display| {
             Error::invalid(format!("{}:{}: {error}", path.display(), index + 1))
         };
         let line = line.map_err(|error| wrong(&error))?;
-        if !line.trim().is_empty() {
-            read.push(serde_json::from_str(&line).map_err(|error| wrong(&error))?);
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        match serde_json::from_slice(&line) {
+            Ok(value) => read.push(value),
+            // A program that was ended while it wrote leaves half a line, at the end.
+            Err(error) if error.is_eof() && lines.peek().is_none() => {}
+            Err(error) => return Err(wrong(&error)),
         }
     }
     Ok(read)

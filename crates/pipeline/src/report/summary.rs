@@ -67,7 +67,7 @@ pub struct StepSummary {
     pub service: Quantiles,
     /// How long the copy to another device took.
     pub copy: Quantiles,
-    /// From ready to handed over.
+    /// From taken from the queue to the stage's being called, and from ready to handed over.
     pub hand_off: Quantiles,
     /// Items a second, while the run lasted.
     pub throughput: f64,
@@ -129,7 +129,10 @@ impl Summary {
             items,
             throughput: completed as f64 / seconds,
             latency: Quantiles::of(latencies.into_iter().map(|(_, ns)| ns)),
-            bottleneck: bottleneck(&steps),
+            bottleneck: match run.is_success() {
+                true => bottleneck(&steps),
+                false => incomplete(run.cards_missing),
+            },
             steps,
         }
     }
@@ -175,6 +178,18 @@ pub(super) fn latencies(run: &Run) -> Vec<(u64, u64)> {
         .collect();
     all.sort_unstable();
     all
+}
+
+/// What is said of a run that did not come to its end, and whose figures say nothing of its speed.
+fn incomplete(missing: u64) -> String {
+    let missing = match missing {
+        0 => String::new(),
+        1 => "; 1 time card of a process that was ended is missing".to_owned(),
+        n => format!("; {n} time cards of processes that were ended are missing"),
+    };
+    format!(
+        "The run did not come to its end: the figures are of what was done until then{missing}."
+    )
 }
 
 /// The step that limits the others, and what would help.

@@ -80,11 +80,19 @@ fn spans<W: Write>(run: &Run, card: &Card, pid: u32, events: &mut Events<'_, W>)
                      "queueing_us": card.queueing_ns() as f64 / 1e3, "outcome": card.outcome},
         }))
     };
-    span("slot wait", card.dequeued, card.slot_wait_ns())?;
-    span("service", card.started, card.service_ns())?;
+    let taking = card.taking_ns();
+    span("hand-off", card.started.saturating_sub(taking), taking)?;
+    span(
+        "service",
+        card.started,
+        card.finished.saturating_sub(card.started),
+    )?;
+    let waited = card.slot_wait_ns();
+    let acquired = card.slot_acquired.unwrap_or(card.dequeued + waited);
+    span("slot wait", acquired.saturating_sub(waited), waited)?;
     span("copy", card.finished, card.copy_ns())?;
     let ready = card.copy_done.unwrap_or(card.finished);
-    span("hand-off", ready, card.hand_off_ns())
+    span("hand-off", ready, card.giving_ns())
 }
 
 fn micros(run: &Run, at: u64) -> f64 {

@@ -1,0 +1,256 @@
+//! How an item is written into a message: short where it is like most.
+//!
+//! What most items have fits a queue's cell: no parents, one input that it is made of, of which it has a weight that is a
+//! power of two, and one slot at most. A message that does not fit gets a block of its own, which costs more than the
+//! hand-over. The moment at which it was put comes last, since it is set last.
+
+use serde::de::{Error as _, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::item::{Item, Member, Share};
+
+/// Like most.
+#[derive(Serialize)]
+struct Short<'a> {
+    id: u64,
+    /// The weight is 2 to the power of it.
+    weight: u8,
+    sequence: u64,
+    tag: u64,
+    payload: Bytes<'a>,
+    share: Option<&'a Share>,
+    enqueued: u64,
+}
+
+/// Any other.
+#[derive(Serialize)]
+struct Long<'a> {
+    id: u64,
+    part: u32,
+    parts: u32,
+    parents: &'a [u64],
+    members: &'a [Member],
+    gone: bool,
+    sequence: u64,
+    tag: u64,
+    payload: Bytes<'a>,
+    shares: &'a [Share],
+    enqueued: u64,
+}
+
+#[derive(Serialize)]
+enum Written<'a> {
+    Short(Short<'a>),
+    Long(Long<'a>),
+}
+
+/// Bytes that are not written one by one.
+struct Bytes<'a>(&'a [u8]);
+
+impl Serialize for Bytes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
+    }
+}
+
+impl Item {
+    /// The exponent of the weight, of an item that is like most.
+    fn short(&self) -> Option<u8> {
+        let &[Member { root, weight }] = &*self.members else {
+            return None;
+        };
+        let is_short = root == self.id
+            && weight.is_power_of_two()
+            && (self.part, self.parts) == (0, 1)
+            && self.parents.is_empty()
+            && !self.gone
+            && self.shares.len() <= 1;
+        is_short.then(|| weight.trailing_zeros() as u8)
+    }
+}
+
+impl Serialize for Item {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let payload = Bytes(&self.payload);
+        let written = match self.short() {
+            Some(weight) => Written::Short(Short {
+                id: self.id,
+                weight,
+                sequence: self.sequence,
+                tag: self.tag,
+                payload,
+                share: self.shares.first(),
+                enqueued: self.enqueued,
+            }),
+            None => Written::Long(Long {
+                id: self.id,
+                part: self.part,
+                parts: self.parts,
+                parents: &self.parents,
+                members: &self.members,
+                gone: self.gone,
+                sequence: self.sequence,
+                tag: self.tag,
+                payload,
+                shares: &self.shares,
+                enqueued: self.enqueued,
+            }),
+        };
+        written.serialize(serializer)
+    }
+}
+
+#[derive(Deserialize)]
+struct ShortRead {
+    id: u64,
+    weight: u8,
+    sequence: u64,
+    tag: u64,
+    payload: BytesRead,
+    share: Option<Share>,
+    enqueued: u64,
+}
+
+#[derive(Deserialize)]
+struct LongRead {
+    id: u64,
+    part: u32,
+    parts: u32,
+    parents: Vec<u64>,
+    members: Vec<Member>,
+    gone: bool,
+    sequence: u64,
+    tag: u64,
+    payload: BytesRead,
+    shares: Vec<Share>,
+    enqueued: u64,
+}
+
+#[derive(Deserialize)]
+enum Read {
+    Short(ShortRead),
+    Long(LongRead),
+}
+
+struct BytesRead(Vec<u8>);
+
+impl<'de> Deserialize<'de> for BytesRead {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl Visitor<'_> for Any {
+            type Value = BytesRead;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<BytesRead, E> {
+                Ok(BytesRead(bytes.to_vec()))
+            }
+        }
+        deserializer.deserialize_bytes(Any)
+    }
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match Read::deserialize(deserializer)? {
+            Read::Short(short) => Self {
+                id: short.id,
+                part: 0,
+                parts: 1,
+                parents: Vec::new(),
+                members: vec![Member {
+                    root: short.id,
+                    weight: 1_u128
+                        .checked_shl(short.weight.into())
+                        .ok_or_else(|| D::Error::custom("an item weighs more than all inputs"))?,
+                }],
+                enqueued: short.enqueued,
+                gone: false,
+                sequence: short.sequence,
+                tag: short.tag,
+                payload: short.payload.0,
+                shares: short.share.into_iter().collect(),
+            },
+            Read::Long(long) => Self {
+                id: long.id,
+                part: long.part,
+                parts: long.parts,
+                parents: long.parents,
+                members: long.members,
+                enqueued: long.enqueued,
+                gone: long.gone,
+                sequence: long.sequence,
+                tag: long.tag,
+                payload: long.payload.0,
+                shares: long.shares,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::item::FULL;
+
+    fn there_and_back(item: &Item) -> (usize, Item) {
+        let bytes = postcard::to_stdvec(item).unwrap();
+        (bytes.len(), postcard::from_bytes(&bytes).unwrap())
+    }
+
+    #[test]
+    fn an_item_arrives_as_it_was_put_whether_it_is_like_most_or_not() {
+        let short = Item {
+            id: 7,
+            parts: 1,
+            members: vec![Member {
+                root: 7,
+                weight: FULL / 16,
+            }],
+            enqueued: 1 << 50,
+            sequence: u64::MAX,
+            tag: 3,
+            payload: vec![1, 2, 3],
+            ..Item::default()
+        };
+        let (length, same) = there_and_back(&short);
+        assert!(length < 40, "{length} bytes");
+        assert_eq!(format!("{same:?}"), format!("{short:?}"));
+        let weight = FULL / 3;
+        for long in [
+            Item {
+                part: 1,
+                parts: 3,
+                ..short.clone()
+            },
+            Item {
+                parents: vec![5, 6],
+                ..short.clone()
+            },
+            Item {
+                gone: true,
+                ..short.clone()
+            },
+            Item {
+                members: vec![Member { root: 7, weight }],
+                ..short.clone()
+            },
+            Item {
+                members: vec![Member { root: 8, weight: 1 }],
+                ..short.clone()
+            },
+            Item::default(),
+        ] {
+            let (_, same) = there_and_back(&long);
+            assert_eq!(format!("{same:?}"), format!("{long:?}"));
+        }
+    }
+
+    #[test]
+    fn a_weight_that_there_cannot_be_is_refused() {
+        assert!(postcard::from_bytes::<Item>(&[0, 7, 128, 0, 0, 0, 0, 0]).is_err());
+        assert!(postcard::from_bytes::<Item>(&[0, 7, 120, 0, 0, 0, 0, 0]).is_ok());
+    }
+}
