@@ -1,7 +1,6 @@
 //! Pipelines from configurations: RnB's own, ours, and those that could not run.
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use tensormp::pipeline::{
     Config, Context, Flow, Input, Outgoing, Output, Parts, Registry, Selector, Stage, StageError,
     TensorSpec, Termination,

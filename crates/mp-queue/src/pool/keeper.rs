@@ -120,7 +120,7 @@ pub(super) fn launch(crew: &Arc<Crew>) -> Result<()> {
         rank,
         max_tasks: options.max_tasks,
         max_rss: options.max_rss,
-        policy: options.policy.into(),
+        policy: options.policy,
     };
     let (link, ends) = connect(&crew.arena, &crew.bell, orders)?;
     let crew_of_hook = Arc::downgrade(crew);

@@ -19,7 +19,7 @@ pub(super) fn serve<S: 'static>(mut ends: Ends, init: impl FnOnce(usize) -> S) -
     ends.check()?;
     let arena = ends.bell.arena().clone();
     let mut requests = Channel::over(ends.requests.object().clone());
-    requests.set_policy(ends.orders.policy.into());
+    requests.set_policy(ends.orders.policy);
     let replies = Channel::over(ends.replies.object().clone());
     let mut job = Job {
         arena,
