@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::clock::now_ns;
-use shm_core::{Element, SharedTensor, Tensor, elements_of};
+use shm_core::{Element, Tensor, elements_of};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
-use crate::item::{Item, Member, Share, View, share_of};
+use crate::item::{Attached, Item, Member, Share, View, share_of};
+use crate::output::Beside;
 use crate::spec::{Layout, TensorSpec};
 use crate::time_card::{Entry, TimeCard};
 
@@ -262,6 +264,7 @@ pub struct Input {
     sequence: u64,
     tag: u64,
     payload: Vec<u8>,
+    attached: Option<Box<Attached>>,
     asked_ns: u64,
     enqueued_ns: u64,
     dequeued_ns: u64,
@@ -287,6 +290,7 @@ impl Input {
             sequence: item.sequence,
             tag: item.tag,
             payload: item.payload,
+            attached: item.attached,
             asked_ns,
             enqueued_ns: item.enqueued,
             dequeued_ns,
@@ -416,6 +420,18 @@ impl Input {
         })
     }
 
+    /// The value that the stage before [attached](crate::OutputSlot::attach), for whoever asks first: of several readers, or
+    /// segments, one gets it, and it is given once.
+    ///
+    /// # Errors
+    /// When there is none, it was taken before, or it does not read as a `P`.
+    pub fn attached<P: Serialize + DeserializeOwned>(&self) -> Result<P> {
+        let attached = self.attached.as_ref().ok_or_else(|| {
+            Error::invalid(format!("nothing is attached to item {}", self.item()))
+        })?;
+        attached.take()
+    }
+
     /// The number its producer gave it.
     #[must_use]
     pub fn sequence(&self) -> u64 {
@@ -451,18 +467,15 @@ impl Input {
         self.card.edit(|card| card.copy_done = now_ns());
     }
 
-    pub(crate) fn take_apart(mut self) -> (Vec<Share>, u64, u64, Vec<u8>) {
+    pub(crate) fn take_apart(mut self) -> (Vec<Share>, Beside) {
         let shares = self
             .readings
             .drain(..)
             .filter_map(Reading::pass_on)
             .collect();
-        (
-            shares,
-            self.sequence,
-            self.tag,
-            std::mem::take(&mut self.payload),
-        )
+        let payload = std::mem::take(&mut self.payload);
+        let beside = (self.sequence, self.tag, payload, self.attached.take());
+        (shares, beside)
     }
 }
 
@@ -474,18 +487,5 @@ impl Drop for Input {
                 card.released = now_ns();
             }
         });
-    }
-}
-
-/// A reference to memory that is looked at once, so that this process has no page fault later.
-pub(crate) fn touch(memory: &SharedTensor<u8>) {
-    const PAGE: usize = 4096;
-    if let Ok(bytes) = memory.try_as_slice() {
-        let sum: u64 = bytes
-            .iter()
-            .step_by(PAGE)
-            .map(|&byte| u64::from(byte))
-            .sum();
-        std::hint::black_box(sum);
     }
 }

@@ -4,8 +4,32 @@
 //! *weight* of the inputs it descends from: an input comes with [`FULL`] weight, what is made of it shares that out, and
 //! what ends gives its own back. The input is done when all of it is back, whatever the order in which that is heard.
 
+use crate::error::Result;
+use mp_queue::{Queue, Receiver};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use shm_core::SharedTensor;
+use shm_core::{Arena, SharedTensor, message};
+
+/// A value that holds tensors, on its way beside a slot: in a queue of its own, since it is read only when its type is
+/// known, and may have to wait for that in a dead process's ledger.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Attached(Receiver<()>);
+
+impl Attached {
+    pub(crate) fn new<P: Serialize + DeserializeOwned>(value: P) -> Result<Self> {
+        let (to, from) = Queue::<P>::bounded(1)?.split();
+        to.put(value).map_err(|failed| failed.into_parts().0)?;
+        let untyped = message::encode(from.arena(), from.clone()).map_err(|failed| failed.error)?;
+        Ok(Self(untyped.decode()?))
+    }
+
+    /// The value, for whoever comes first.
+    pub(crate) fn take<P: Serialize + DeserializeOwned>(&self) -> Result<P> {
+        let arena: &Arena = self.0.arena();
+        let typed = message::encode(arena, self.0.clone()).map_err(|failed| failed.error)?;
+        Ok(typed.decode::<Receiver<P>>()?.try_get()?)
+    }
+}
 
 /// The weight of an input of the run.
 pub(crate) const FULL: u128 = 1 << 120;
@@ -57,6 +81,8 @@ pub(crate) struct Item {
     pub(crate) tag: u64,
     /// The user's own value, in postcard.
     pub(crate) payload: Vec<u8>,
+    /// A value with tensors of its own.
+    pub(crate) attached: Option<Box<Attached>>,
     pub(crate) shares: Vec<Share>,
 }
 

@@ -11,7 +11,7 @@ use crate::board::{Cause, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::input::{Card, Input};
-use crate::item::{FULL, Item, Member, Share, divide};
+use crate::item::{Attached, FULL, Item, Member, Share, divide};
 use crate::pool::{OutputSlot, Pool, encode, segments};
 use crate::route::{Backpressure, Router};
 use crate::time_card::{Entry, TimeCard};
@@ -234,9 +234,14 @@ impl Output {
         }
         let (sequence, tag) = (slot.sequence, slot.tag);
         let acquired = (slot.acquired_ns, slot.waited_ns);
-        let payload = std::mem::take(&mut slot.payload);
+        let beside = (
+            sequence,
+            tag,
+            std::mem::take(&mut slot.payload),
+            slot.attached.take(),
+        );
         let shares = slot.into_share().into_iter().collect();
-        self.put(shares, (sequence, tag, payload), cards, acquired)
+        self.put(shares, beside, cards, acquired)
     }
 
     /// Sends a value without tensors, as made of the input that the stage was called for.
@@ -246,7 +251,8 @@ impl Output {
     pub fn send<P: Serialize>(&mut self, payload: &P) -> Result<()> {
         let current = self.current.clone();
         let cards: Vec<_> = current.iter().collect();
-        self.put(Vec::new(), (0, 0, encode(payload)?), &cards, (0, 0))
+        let beside = (0, 0, encode(payload)?, None);
+        self.put(Vec::new(), beside, &cards, (0, 0))
     }
 
     /// Sends a value without tensors, as made of these inputs.
@@ -255,7 +261,8 @@ impl Output {
     /// As [`send`](Self::send).
     pub fn send_for<P: Serialize>(&mut self, payload: &P, inputs: &[Input]) -> Result<()> {
         let cards: Vec<_> = inputs.iter().map(Input::card).collect();
-        self.put(Vec::new(), (0, 0, encode(payload)?), &cards, (0, 0))
+        let beside = (0, 0, encode(payload)?, None);
+        self.put(Vec::new(), beside, &cards, (0, 0))
     }
 
     /// Passes inputs on to the next step as one item, in the slots they are in: nothing is copied. The sequence, tag and
@@ -271,9 +278,9 @@ impl Output {
         let mut shares = Vec::new();
         let mut beside = None;
         for input in inputs {
-            let (of_one, sequence, tag, payload) = input.take_apart();
+            let (of_one, of_it) = input.take_apart();
             shares.extend(of_one);
-            beside.get_or_insert((sequence, tag, payload));
+            beside.get_or_insert(of_it);
         }
         let beside = beside.ok_or_else(|| Error::invalid("0 inputs were to be passed on"))?;
         self.put(shares, beside, &cards.iter().collect::<Vec<_>>(), (0, 0))
@@ -282,7 +289,7 @@ impl Output {
     fn put(
         &mut self,
         shares: Vec<Share>,
-        (sequence, tag, payload): (u64, u64, Vec<u8>),
+        (sequence, tag, payload, attached): Beside,
         cards: &[&Arc<Card>],
         (acquired, waited): (u64, u64),
     ) -> Result<()> {
@@ -296,6 +303,7 @@ impl Output {
             sequence,
             tag,
             payload,
+            attached,
             shares,
             ..Item::default()
         };
@@ -381,6 +389,9 @@ impl Output {
             .is_some_and(|router| router.is_abandoned(&self.home))
     }
 }
+
+/// What goes beside the slots: sequence, tag, payload, and what is attached.
+pub(crate) type Beside = (u64, u64, Vec<u8>, Option<Box<Attached>>);
 
 /// Gives an output its number, and its part of the weight of what it was made of.
 fn descend(

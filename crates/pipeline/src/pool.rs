@@ -10,11 +10,12 @@ use std::sync::Arc;
 use mp_queue::Event;
 use parking_lot::Mutex;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use shm_core::{Element, SharedTensor, Tensor, elements_of_mut};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::input::numel;
-use crate::item::{Share, View};
+use crate::item::{Attached, Share, View};
 use crate::spec::{Layout, TensorSpec};
 
 /// See the module.
@@ -73,6 +74,7 @@ impl Pool {
                     sequence: 0,
                     tag: 0,
                     payload: Vec::new(),
+                    attached: None,
                     acquired_ns: 0,
                     waited_ns: 0,
                 });
@@ -92,7 +94,7 @@ impl Pool {
                 *place = Some(tensor.freeze());
             } else if let Some(shared) = place {
                 // A reader looks at it at this moment; the page is there all the same.
-                crate::input::touch(shared);
+                touch(shared);
             }
         }
     }
@@ -134,6 +136,19 @@ impl Pool {
     }
 }
 
+/// A reference to memory that is looked at once, so that this process has no page fault later.
+pub(crate) fn touch(memory: &SharedTensor<u8>) {
+    const PAGE: usize = 4096;
+    if let Ok(bytes) = memory.try_as_slice() {
+        let sum: u64 = bytes
+            .iter()
+            .step_by(PAGE)
+            .map(|&byte| u64::from(byte))
+            .sum();
+        std::hint::black_box(sum);
+    }
+}
+
 /// The slot to write, if nobody reads it.
 fn thaw(place: &mut Option<SharedTensor<u8>>) -> Option<Tensor<u8>> {
     match place.take()?.try_thaw() {
@@ -157,6 +172,7 @@ pub struct OutputSlot {
     pub(crate) sequence: u64,
     pub(crate) tag: u64,
     pub(crate) payload: Vec<u8>,
+    pub(crate) attached: Option<Box<Attached>>,
     pub(crate) acquired_ns: u64,
     pub(crate) waited_ns: u64,
 }
@@ -283,6 +299,17 @@ impl OutputSlot {
         Ok(())
     }
 
+    /// A value that holds tensors, queues or the like, which travels beside the slot and its [payload](Self::set_payload):
+    /// [`Input::attached`](crate::Input::attached). It goes to one reader, the first to ask for it, and costs a queue of its
+    /// own, some microseconds.
+    ///
+    /// # Errors
+    /// When it cannot be sent: what a queue's `put` can answer.
+    pub fn attach<P: Serialize + DeserializeOwned>(&mut self, value: P) -> Result<()> {
+        self.attached = Some(Box::new(Attached::new(value)?));
+        Ok(())
+    }
+
     /// A number that the receiver sees, for instance the frame's; 0 when never set.
     pub fn set_sequence(&mut self, sequence: u64) {
         self.sequence = sequence;
@@ -324,7 +351,7 @@ pub(crate) fn encode<P: Serialize>(payload: &P) -> Result<Vec<u8>> {
         Error::caused(
             ErrorKind::Invalid,
             format!(
-                "a value of type {} cannot travel beside tensors (tensors go into slots, not into it)",
+                "a value of type {} cannot travel as a payload (one that holds tensors can be attached: OutputSlot::attach)",
                 std::any::type_name::<P>()
             ),
             error,

@@ -7,7 +7,7 @@
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::item::{Item, Member, Share};
+use crate::item::{Attached, Item, Member, Share};
 
 /// Like most.
 #[derive(Serialize)]
@@ -34,6 +34,7 @@ struct Long<'a> {
     sequence: u64,
     tag: u64,
     payload: Bytes<'a>,
+    attached: Option<&'a Attached>,
     shares: &'a [Share],
     enqueued: u64,
 }
@@ -64,6 +65,7 @@ impl Item {
             && (self.part, self.parts) == (0, 1)
             && self.parents.is_empty()
             && !self.gone
+            && self.attached.is_none()
             && self.shares.len() <= 1;
         is_short.then(|| weight.trailing_zeros() as u8)
     }
@@ -92,6 +94,7 @@ impl Serialize for Item {
                 sequence: self.sequence,
                 tag: self.tag,
                 payload,
+                attached: self.attached.as_deref(),
                 shares: &self.shares,
                 enqueued: self.enqueued,
             }),
@@ -122,6 +125,7 @@ struct LongRead {
     sequence: u64,
     tag: u64,
     payload: BytesRead,
+    attached: Option<Attached>,
     shares: Vec<Share>,
     enqueued: u64,
 }
@@ -171,6 +175,7 @@ impl<'de> Deserialize<'de> for Item {
                 sequence: short.sequence,
                 tag: short.tag,
                 payload: short.payload.0,
+                attached: None,
                 shares: short.share.into_iter().collect(),
             },
             Read::Long(long) => Self {
@@ -184,6 +189,7 @@ impl<'de> Deserialize<'de> for Item {
                 sequence: long.sequence,
                 tag: long.tag,
                 payload: long.payload.0,
+                attached: long.attached.map(Box::new),
                 shares: long.shares,
             },
         })

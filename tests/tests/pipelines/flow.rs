@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tensormp::pipeline::stages::{Batcher, BatcherParams};
 use tensormp::pipeline::{
-    Client, Delivery, Outgoing, Pipeline, QueueGroup, Report, Selector, Step, Termination,
+    Client, Context, Delivery, Flow, Input, Outgoing, Output, Pipeline, QueueGroup, Report,
+    Selector, Stage, StageError, Step, TensorSpec, Termination,
 };
 use tensormp::prelude::*;
 
@@ -412,4 +413,87 @@ pub(crate) fn a_run_leaves_its_directory() {
     let sample = read("rings.jsonl");
     let sample: serde_json::Value = serde_json::from_str(sample.lines().next().unwrap()).unwrap();
     assert!((1..=4).contains(&sample["in_use"].as_u64().unwrap()));
+}
+
+/// Sends a mask of its own beside each clip.
+struct Masks;
+
+impl Stage for Masks {
+    type Params = ();
+    type Result = ();
+
+    fn output_spec(_: &()) -> Vec<TensorSpec> {
+        vec![TensorSpec::of::<u8>([8])]
+    }
+
+    fn new(_: (), _: &Context) -> Result<Self, StageError> {
+        Ok(Self)
+    }
+
+    fn process(&mut self, input: Option<Input>, output: &mut Output) -> Result<Flow, StageError> {
+        let number: u64 = input.ok_or("an input")?.payload()?;
+        let mut mask = Tensor::<u64>::zeros([5])?;
+        mask.as_mut_slice().fill(number);
+        let mut slot = output.loan()?;
+        slot.set_payload(&number)?;
+        slot.attach((format!("mask {number}"), mask))?;
+        output.publish(slot)?;
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<(), StageError> {
+        Ok(())
+    }
+}
+
+struct Unmask(u64);
+
+impl Stage for Unmask {
+    type Params = ();
+    type Result = u64;
+
+    fn output_spec(_: &()) -> Vec<TensorSpec> {
+        Vec::new()
+    }
+
+    fn new(_: (), _: &Context) -> Result<Self, StageError> {
+        Ok(Self(0))
+    }
+
+    fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        let input = input.ok_or("an input")?;
+        let number: u64 = input.payload()?;
+        let (name, mask): (String, Tensor<u64>) = input.attached()?;
+        assert_eq!(
+            (name, mask.as_slice()),
+            (format!("mask {number}"), &[number; 5][..])
+        );
+        assert!(
+            input.attached::<(String, Tensor<u64>)>().is_err(),
+            "it was taken"
+        );
+        self.0 += 1;
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<u64, StageError> {
+        Ok(self.0)
+    }
+}
+
+pub(crate) fn a_value_with_tensors_travels_beside_a_slot() {
+    let report = Pipeline::new()
+        .client(client(20))
+        .step(Step::of::<Masks>("masks", ()).slots(2))
+        .step(Step::of::<Unmask>("unmask", ()).replicas(2))
+        .run()
+        .unwrap();
+    assert_eq!(
+        report
+            .results::<Unmask>("unmask")
+            .unwrap()
+            .iter()
+            .sum::<u64>(),
+        20
+    );
 }

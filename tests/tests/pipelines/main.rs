@@ -21,6 +21,7 @@ fn main() -> ExitCode {
     let tests = tests![
         every_item_is_handled_once_among_replicas,
         values_travel_without_tensors,
+        a_value_with_tensors_travels_beside_a_slot,
         an_input_may_have_several_outputs_or_none,
         segments_of_an_item_share_its_slot_and_come_together,
         each_output_goes_to_every_reader_where_that_is_wanted,
