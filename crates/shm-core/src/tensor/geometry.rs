@@ -40,12 +40,7 @@ impl Geometry {
     /// # Errors
     /// When there are too many dimensions, the size overflows, or an element would lie before the storage.
     #[inline]
-    pub fn new(
-        dtype: Dtype,
-        dims: &[usize],
-        strides: &[isize],
-        offset: usize,
-    ) -> Result<Self> {
+    pub fn new(dtype: Dtype, dims: &[usize], strides: &[isize], offset: usize) -> Result<Self> {
         if dims.len() != strides.len() {
             return Err(Error::shape(format!(
                 "a shape of {} dimensions came with {} strides; there must be one for each",

@@ -11,12 +11,7 @@ use std::ops::{Bound, RangeBounds};
 
 impl Geometry {
     /// Every `step`-th element of `range` in dimension `dim`.
-    pub fn slice(
-        &self,
-        dim: usize,
-        range: impl RangeBounds<usize>,
-        step: usize,
-    ) -> Result<Self> {
+    pub fn slice(&self, dim: usize, range: impl RangeBounds<usize>, step: usize) -> Result<Self> {
         let length = self.length("slice", dim)?;
         let start = match range.start_bound() {
             Bound::Included(&start) => Some(start),
