@@ -1,5 +1,6 @@
 //! A tensor on a device without its element type and its mode: what the public types are made of.
 
+use shm_core::object::{Object, ObjectKind};
 use shm_core::tensor::Geometry;
 use shm_core::trace::Trace;
 use shm_core::{Dtype, Element, Shape, SharedTensor, Tensor};
@@ -10,10 +11,11 @@ use crate::bytes::{bytes_of, bytes_of_mut, zeros};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
-use crate::layout::{Path, malformed};
+use crate::layout::{Described, Path, malformed};
 use crate::memory::Memory;
 use crate::place::Place;
 use crate::pool::BlockRef;
+use crate::service::{Part, fetch_copy};
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
 use crate::using::Use;
@@ -130,7 +132,15 @@ impl Body {
         if magic != MAGIC {
             return Err(malformed("a tensor that stands for no device memory"));
         }
-        let place = hub.place([line, generation])?;
+        let memory = [line, generation];
+        let place = match hub.place(memory) {
+            Ok(place) => place,
+            Err(error) if error.code().is_some() || *error.kind() == ErrorKind::NoPath => {
+                let stands_for = (memory, index, turn, bytes);
+                return Self::arrive_as_copy(hub, &token, geometry, stands_for, error);
+            }
+            Err(error) => return Err(error),
+        };
         let (count, stride) = place.blocks();
         let index = u32::try_from(index)
             .ok()
@@ -158,6 +168,57 @@ impl Body {
             geometry,
             stream,
         })
+    }
+
+    /// As [`arrive`](Self::arrive), where the memory cannot be opened here: its origin makes a copy for this process, and is
+    /// told that this way does not work, so that it takes another next time.
+    fn arrive_as_copy(
+        hub: &Hub,
+        token: &Token,
+        geometry: Geometry,
+        (memory, index, turn, bytes): ([u64; 2], u64, u64, u64),
+        refusal: Error,
+    ) -> Result<Self> {
+        let object = Object::open(&hub.arena, memory)?;
+        object.expect(ObjectKind::DeviceMemory)?;
+        let said = Described::read(&object)?;
+        let visited = hub.visit(said.station)?;
+        visited.refuse(said.path);
+        geometry.check(bytes as usize, geometry.dtype().align())?;
+        let index = u32::try_from(index).map_err(|_| malformed("a block beyond all memory"))?;
+        let span = geometry.byte_span();
+        let part = Part {
+            index,
+            turn,
+            start: span.start as u64,
+            bytes: span.len() as u64,
+        };
+        let copy = fetch_copy(&visited, said.pid, memory, part).map_err(|second| {
+            Error::new(
+                ErrorKind::NoPath,
+                format!("{refusal}; and a copy through the host cannot be had either: {second}"),
+            )
+        })?;
+        let why = format!("{refusal}");
+        hub.note_peer(said.origin, said.pid, Path::Host, &why);
+        let body = Self::from_copy(&copy, geometry.starting_at(span.start)?, Device::by_uuid(said.uuid)?)?;
+        Ok(match token {
+            Token::Exclusive(_) => body,
+            Token::Shared(_) => body.freeze(),
+        })
+    }
+
+    /// A tensor of its own memory with these bytes, which came from another process.
+    pub(crate) fn from_copy(bytes: &[u8], geometry: Geometry, device: Device) -> Result<Self> {
+        let stream = Stream::for_device(device)?;
+        geometry.check(bytes.len(), geometry.dtype().align())?;
+        let elements = bytes.len() / geometry.dtype().size();
+        let mut body = Self::new(geometry.dtype(), [elements], &stream)?;
+        body.write_span(bytes)?;
+        body.geometry = geometry;
+        COUNTERS.received.add(1);
+        COUNTERS.staged.add(1);
+        Ok(body)
     }
 
     /// Another handle of the same tensor; of a shared one only.
@@ -345,13 +406,9 @@ impl Body {
     pub(crate) fn copy_to(&self, stream: &Stream) -> Result<Self> {
         self.using.place.check_alive(false)?;
         let (address, length) = self.span();
-        let first = self.geometry.byte_span().start / self.geometry.dtype().size();
-        let geometry = Geometry::new(
-            self.geometry.dtype(),
-            self.geometry.shape(),
-            self.geometry.strides(),
-            self.geometry.offset() - first.min(self.geometry.offset()),
-        )?;
+        let geometry = self
+            .geometry
+            .starting_at(self.geometry.byte_span().start)?;
         let elements = length / self.geometry.dtype().size();
         let mut copy = Self::new(self.geometry.dtype(), [elements], stream)?;
         stream.wait_for(&self.stream)?;

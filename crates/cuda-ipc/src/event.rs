@@ -16,7 +16,7 @@ use shm_core::word::Owner;
 use crate::device::Device;
 use crate::driver::{Driver, RawEvent, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::{self, malformed, owner_of, owner_word, station};
+use crate::layout::{self, Path, malformed, owner_of, owner_word, station};
 use crate::mark::EventId;
 use crate::stats::COUNTERS;
 
@@ -214,6 +214,14 @@ impl Visited {
             driver,
             opened: Mutex::default(),
         })
+    }
+
+    /// Tells the origin that its memory cannot be opened here this way.
+    pub(crate) fn refuse(&self, path: Path) {
+        let bit = 1 << (path.code() - 1);
+        self.object
+            .word(station::REFUSED)
+            .fetch_or(bit, Ordering::AcqRel);
     }
 
     /// The event of that name, opened once for each device.

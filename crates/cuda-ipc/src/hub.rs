@@ -73,6 +73,10 @@ impl Hub {
             return Ok(station.clone());
         }
         let made = Arc::new(Station::new(&self.arena, self.driver, options().events)?);
+        // Without it handles still work; who needs more is told.
+        if let Err(error) = crate::service::open(&made.object) {
+            tracing::warn!(%error, "others can reach device memory of this process by handle only");
+        }
         *station = Some(made.clone());
         Ok(made)
     }

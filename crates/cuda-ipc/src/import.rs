@@ -72,7 +72,7 @@ impl Import {
                 .import(device.ordinal(), &said.handle)
                 .map(|base| (base, None)),
             Path::Descriptor => {
-                crate::service::fetch_descriptor(&visited, handle).and_then(|descriptor| {
+                crate::service::fetch_descriptor(&visited, said.pid, handle).and_then(|descriptor| {
                     let mapping =
                         hub.driver
                             .map(device.ordinal(), descriptor.as_fd(), said.bytes)?;

@@ -44,6 +44,7 @@ mod pool;
 mod sabotage;
 mod service;
 mod shared;
+mod socket;
 mod stats;
 mod stream;
 mod tensor;

@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::hub::Hub;
 use crate::layout::{Path, malformed};
 use crate::stats::COUNTERS;
-use crate::stream::Stream;
 
 /// How elements lie, as bytes of the arena's own encoding.
 struct Lies(Geometry);
@@ -93,31 +92,11 @@ pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::
 /// A copy of the bytes from the first to the last element, in the arena, and how the elements lie in it.
 fn copy_to_host(body: &Body) -> Result<(Tensor<u8>, Lies)> {
     let span = body.geometry.byte_span();
-    let size = body.geometry.dtype().size();
     let hub = Hub::get()?;
     let mut bytes = Tensor::<u8>::uninit_in(&hub.arena, span.len())?;
     body.read_span(bytes.try_as_mut_slice()?)?;
-    let geometry = Geometry::new(
-        body.geometry.dtype(),
-        body.geometry.shape(),
-        body.geometry.strides(),
-        body.geometry.offset().saturating_sub(span.start / size),
-    )?;
+    let geometry = body.geometry.starting_at(span.start)?;
     Ok((bytes, Lies(geometry)))
-}
-
-/// Makes a tensor of such a copy, on the device of that name.
-fn copy_from_host(bytes: &[u8], geometry: Geometry, uuid: [u64; 2]) -> Result<Body> {
-    let device = Device::by_uuid(Uuid::from_words(uuid))?;
-    let stream = Stream::for_device(device)?;
-    geometry.check(bytes.len(), geometry.dtype().align())?;
-    let elements = bytes.len() / geometry.dtype().size();
-    let mut body = Body::new(geometry.dtype(), [elements], &stream)?;
-    body.write_span(bytes)?;
-    body.geometry = geometry;
-    COUNTERS.received.add(1);
-    COUNTERS.staged.add(1);
-    Ok(body)
 }
 
 /// What can arrive as the token or as the copy.
@@ -173,7 +152,8 @@ fn deserialize<'de, K: Arriving, D: Deserializer<'de>>(deserializer: D) -> Resul
         Wire::Block(token, Lies(geometry)) => Body::arrive(K::token(token)?, geometry),
         Wire::Copy(copy, Lies(geometry), uuid) => {
             let (bytes, exclusive) = K::bytes(&copy)?;
-            let body = copy_from_host(bytes, geometry, uuid)?;
+            let device = Device::by_uuid(Uuid::from_words(uuid))?;
+            let body = Body::from_copy(bytes, geometry, device)?;
             Ok(if exclusive { body } else { body.freeze() })
         }
     };

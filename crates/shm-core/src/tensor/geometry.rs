@@ -257,6 +257,15 @@ impl Geometry {
         Ok((self.offset as isize + steps.sum::<isize>()) as usize)
     }
 
+    /// The same elements in a storage that begins `byte` bytes later, for a copy of the [`byte_span`](Self::byte_span).
+    ///
+    /// # Errors
+    /// When an element would lie before it.
+    pub fn starting_at(&self, byte: usize) -> Result<Self> {
+        let offset = self.offset.saturating_sub(byte / self.dtype.size());
+        Self::new(self.dtype, self.shape(), self.strides(), offset)
+    }
+
     /// Calls `f` with the index in the storage of each element, in row-major order.
     pub fn each_index(&self, f: impl FnMut(usize)) {
         self.indices().for_each(f);
