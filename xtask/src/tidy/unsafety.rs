@@ -178,6 +178,34 @@ const ALLOWED: &[(&str, &str)] = &[
          filtered; a line that C prints",
     ),
     (
+        "tests/cuda-emulator/src/board/lock.rs",
+        "a robust mutex between processes, which std does not have, and what it guards",
+    ),
+    (
+        "tests/cuda-emulator/src/board/map.rs",
+        "maps the emulated devices' file",
+    ),
+    (
+        "tests/cuda-emulator/src/driver.rs",
+        "calls C functions by name, as programs call a driver",
+    ),
+    (
+        "tests/cuda-emulator/src/exit.rs",
+        "registers what looks for leaks at the end of the process",
+    ),
+    (
+        "tests/cuda-emulator/src/load.rs",
+        "loads the emulated driver, and sets the environment of a test",
+    ),
+    (
+        "tests/cuda-emulator/src/raw.rs",
+        "works with the addresses that C callers pass",
+    ),
+    (
+        "tests/cuda-emulator/src/symbols/mod.rs",
+        "gives functions the names that programs look for",
+    ),
+    (
         "tests/tests/tensors/dlpack.rs",
         "hands C structs to another library and back",
     ),
