@@ -201,7 +201,11 @@ impl Body {
         })?;
         let why = format!("{refusal}");
         hub.note_peer(said.origin, said.pid, Path::Host, &why);
-        let body = Self::from_copy(&copy, geometry.starting_at(span.start)?, Device::by_uuid(said.uuid)?)?;
+        let body = Self::from_copy(
+            &copy,
+            geometry.starting_at(span.start)?,
+            Device::by_uuid(said.uuid)?,
+        )?;
         Ok(match token {
             Token::Exclusive(_) => body,
             Token::Shared(_) => body.freeze(),
@@ -333,6 +337,7 @@ impl Body {
         }
         self.using.place.check_alive(true)?;
         let (address, length) = self.span();
+        self.stream.gate()?;
         let driver = self.stream.driver();
         let raw = self.stream.raw()?;
         let outcome = if self.geometry.is_contiguous() {
@@ -388,6 +393,7 @@ impl Body {
         self.using.place.check_alive(true)?;
         let (address, _) = self.span();
         self.using.works_on(&self.stream);
+        self.stream.gate()?;
         self.stream
             .driver()
             .write(self.stream.raw()?, address, from)
@@ -406,9 +412,7 @@ impl Body {
     pub(crate) fn copy_to(&self, stream: &Stream) -> Result<Self> {
         self.using.place.check_alive(false)?;
         let (address, length) = self.span();
-        let geometry = self
-            .geometry
-            .starting_at(self.geometry.byte_span().start)?;
+        let geometry = self.geometry.starting_at(self.geometry.byte_span().start)?;
         let elements = length / self.geometry.dtype().size();
         let mut copy = Self::new(self.geometry.dtype(), [elements], stream)?;
         stream.wait_for(&self.stream)?;

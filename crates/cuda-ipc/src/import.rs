@@ -71,14 +71,13 @@ impl Import {
                 .driver
                 .import(device.ordinal(), &said.handle)
                 .map(|base| (base, None)),
-            Path::Descriptor => {
-                crate::service::fetch_descriptor(&visited, said.pid, handle).and_then(|descriptor| {
+            Path::Descriptor => crate::service::fetch_descriptor(&visited, said.pid, handle)
+                .and_then(|descriptor| {
                     let mapping =
                         hub.driver
                             .map(device.ordinal(), descriptor.as_fd(), said.bytes)?;
                     Ok((mapping.address, Some(mapping)))
-                })
-            }
+                }),
             Path::Host => return Err(malformed("a memory that nobody can open")),
         };
         let (base, mapping) = opened.map_err(|error| {
@@ -114,6 +113,14 @@ impl Import {
     /// Where a block begins.
     pub(crate) fn address_of(&self, index: u32) -> u64 {
         self.address + u64::from(index) * self.stride
+    }
+
+    /// A handle of one's own for another's memory, which no driver gives: for the test that a received tensor is sent on in
+    /// another way.
+    pub(crate) fn export(&self) -> Result<()> {
+        self.driver
+            .export(self.device.ordinal(), self.base)
+            .map(drop)
     }
 
     /// Whether its origin asked for it to be closed.

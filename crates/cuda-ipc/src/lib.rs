@@ -27,11 +27,13 @@
 
 mod body;
 mod bytes;
+mod closing;
 mod device;
 pub mod driver;
 mod dynamic;
 mod error;
 mod event;
+mod exit;
 mod hub;
 mod import;
 mod layout;
@@ -51,13 +53,14 @@ mod tensor;
 mod travel;
 mod using;
 
+pub use closing::{close, collect, stats};
 pub use device::{Device, DeviceInfo, Uuid, devices};
 pub use driver::{Unavailable, device_count, is_available};
 pub use dynamic::DynDeviceTensor;
 pub use error::{Error, ErrorKind, Result};
-pub use hub::{close, collect, stats};
 pub use layout::Path;
 pub use options::{Gate, Options};
+pub use path::Probe;
 pub use shared::SharedDeviceTensor;
 pub use stats::{Peer, Stats};
 pub use stream::Stream;
