@@ -13,6 +13,7 @@ use crate::memory::Memory;
 use crate::place::Place;
 use crate::pool::Pool;
 use crate::stats::{COUNTERS, Stats};
+use crate::stream::gate_device;
 
 impl Hub {
     pub(crate) fn pools(&self) -> Vec<Arc<Mutex<Pool>>> {
@@ -26,6 +27,12 @@ impl Hub {
         for pool in self.pools() {
             let mut pool = pool.lock();
             pool.sweep();
+            let is_stuck = pool
+                .device()
+                .is_some_and(|device| gate_device(device).is_err());
+            if is_stuck {
+                continue;
+            }
             let gone = pool.take_unused(|memory| {
                 if memory.is_open_elsewhere() {
                     memory.retire(self);

@@ -151,6 +151,9 @@ impl Hub {
         stream: &Stream,
         patience: Duration,
     ) -> Result<Result<(BlockRef, Place), BlockRef>> {
+        if block.memory.is_stuck(block.index) {
+            return Ok(Err(block));
+        }
         let place = Place::Home(block.memory.clone(), station.clone());
         let settled = (|| {
             if !place.settle(block.index, stream, patience)? {
@@ -195,6 +198,33 @@ impl Hub {
         Ok(())
     }
 
+    /// One allocation of so many blocks, all of them for the caller, with events bound to each.
+    pub(crate) fn allocate_slots(
+        &self,
+        device: Device,
+        bytes: u64,
+        count: u32,
+    ) -> Result<Vec<(BlockRef, Place)>> {
+        let path = crate::path::choose(self, device)?;
+        // As blocks of the pool, so that they go there in the end.
+        let (stride, _) = class_of(bytes);
+        let memory = Arc::new(Memory::allocate(self, device, path, stride, count)?);
+        self.memories
+            .lock()
+            .insert(memory.object.handle(), memory.clone());
+        self.pool(device, path).lock().add_lent(&memory);
+        let station = self.station()?;
+        (0..memory.count)
+            .map(|index| {
+                let place = Place::Home(memory.clone(), station.clone());
+                place.bind(index, 1)?;
+                place.begin_turn(index);
+                let memory = memory.clone();
+                Ok((BlockRef { memory, index }, place))
+            })
+            .collect()
+    }
+
     /// Memory that somebody else made, as a place with one block.
     pub(crate) fn adopt(&self, memory: Memory) -> Result<(BlockRef, Place)> {
         let memory = Arc::new(memory);
@@ -202,7 +232,7 @@ impl Hub {
         self.memories
             .lock()
             .insert(memory.object.handle(), memory.clone());
-        pool.lock().add_wrapped(&memory);
+        pool.lock().add_lent(&memory);
         let place = Place::Home(memory.clone(), self.station()?);
         place.begin_turn(0);
         Ok((BlockRef { memory, index: 0 }, place))

@@ -16,6 +16,7 @@ use crate::event::Visited;
 use crate::hub::Hub;
 use crate::layout::{Described, Path, malformed, memory};
 use crate::stats::COUNTERS;
+use crate::stream::gate_device;
 use crate::using::Use;
 
 /// An allocation of another process, open in this one.
@@ -171,6 +172,12 @@ fn origin_gone(said: &Described, hub: &Hub) -> Error {
 impl Drop for Import {
     fn drop(&mut self) {
         if check_not_forked().is_err() {
+            return;
+        }
+        if let Err(error) = gate_device(self.device) {
+            tracing::warn!(%error, "memory of process {} stays open", self.pid);
+            // Its origin must not give it back.
+            std::mem::forget(self.object.clone());
             return;
         }
         let ordinal = self.device.ordinal();

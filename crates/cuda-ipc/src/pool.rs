@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use shm_core::trace::Trace;
 
+use crate::device::Device;
 use crate::memory::Memory;
 
 /// The least that a block has: what CUDA aligns allocations to, and more than most scalars need.
@@ -116,8 +117,8 @@ impl Pool {
         self.memories.push(memory.clone());
     }
 
-    /// An allocation that somebody else made; its one block is live.
-    pub(crate) fn add_wrapped(&mut self, memory: &Arc<Memory>) {
+    /// An allocation whose blocks are all given out by the caller: one that somebody else made, or one for slots.
+    pub(crate) fn add_lent(&mut self, memory: &Arc<Memory>) {
         self.memories.push(memory.clone());
     }
 
@@ -190,6 +191,11 @@ impl Pool {
                 .retain(|block| !gone.iter().any(|memory| Arc::ptr_eq(memory, &block.memory)));
         }
         gone
+    }
+
+    /// The device that the blocks are on, if there are any.
+    pub(crate) fn device(&self) -> Option<Device> {
+        self.memories.first().map(|memory| memory.device)
     }
 
     /// How many allocations there are, and their bytes.

@@ -46,6 +46,35 @@ thread_local! {
 /// All streams that live.
 static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
+/// Devices on which a stream of this process waits for ever.
+static STUCK: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+
+/// Before a call that waits for all that this process has on a device, as giving memory back and closing it do: no stream
+/// there waits for a process that has died. The thread would never come back.
+///
+/// # Errors
+/// `WriterGone`: memory stays as it is then, until this process ends.
+pub(crate) fn gate_device(device: Device) -> Result<()> {
+    let streams: Vec<_> = {
+        let all = ALL.lock();
+        all.iter().filter_map(Weak::upgrade).map(Stream).collect()
+    };
+    for stream in streams.iter().filter(|stream| stream.device() == device) {
+        // One that is stuck is seen below.
+        let _ = stream.gate();
+    }
+    if STUCK.lock().contains(&device) {
+        return Err(Error::new(
+            ErrorKind::WriterGone,
+            format!(
+                "a stream of device {} waits for a process that has died, and the driver would wait for that stream; end this process to get its memory back",
+                device.ordinal()
+            ),
+        ));
+    }
+    Ok(())
+}
+
 /// The default streams, by ordinal.
 static DEFAULTS: Mutex<Vec<Option<Stream>>> = Mutex::new(Vec::new());
 
@@ -73,7 +102,7 @@ impl Stream {
             defaults.resize(index + 1, None);
         }
         if let Some(stream) = &defaults[index]
-            && !stream.0.stuck.load(Ordering::Acquire)
+            && !stream.is_stuck()
         {
             return Ok(stream.clone());
         }
@@ -178,6 +207,20 @@ impl Stream {
         Ok(())
     }
 
+    /// Whether it waits for a process that is known to be dead, and that did not finish.
+    pub(crate) fn is_stuck(&self) -> bool {
+        if self.0.stuck.load(Ordering::Acquire) {
+            return true;
+        }
+        let awaits_the_dead = self
+            .0
+            .awaited
+            .lock()
+            .values()
+            .any(|(_, who, arena)| !arena.is_present(*who));
+        awaits_the_dead && self.gate().is_err()
+    }
+
     /// An event is about to be recorded anew: whether it has happened is to be asked for the last time.
     pub(crate) fn forget_happened(&self, event: &Arc<Event>) -> Result<()> {
         let mut awaited = self.0.awaited.lock();
@@ -205,6 +248,7 @@ impl Stream {
                 ),
             )
         };
+        check_not_forked()?;
         if self.0.stuck.load(Ordering::Acquire) {
             return Err(stuck(Owner { row: 0, epoch: 0 }));
         }
@@ -228,6 +272,7 @@ impl Stream {
                 }
                 if dead_since.is_some_and(|since| since.elapsed() > GRACE) {
                     self.0.stuck.store(true, Ordering::Release);
+                    STUCK.lock().push(self.device());
                     return Err(stuck(who));
                 }
                 std::thread::sleep(pause);
@@ -250,6 +295,10 @@ impl Stream {
             return Ok(());
         }
         check_not_forked()?;
+        if other.is_stuck() {
+            // It would be one more that never comes to an end.
+            return other.gate();
+        }
         let driver = self.0.driver;
         let mut scratch = other.0.scratch.lock();
         if scratch.is_none() {

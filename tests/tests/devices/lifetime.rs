@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cuda_emulator::Knobs;
-use cuda_ipc::{DeviceTensor, ErrorKind, SharedDeviceTensor};
+use cuda_ipc::{DeviceTensor, ErrorKind, Gate, Options, SharedDeviceTensor};
 use integration_tests::{Test, kill, pidfd, tests, wait_for_end};
 use tensormp::prelude::*;
 
@@ -16,6 +16,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_tensor_of_a_dead_producer_is_an_error_and_not_garbage,
     a_message_of_a_producer_that_ended_is_an_error_when_it_is_received,
     a_descriptor_keeps_the_memory_of_a_dead_producer,
+    a_stream_that_waits_for_a_dead_process_is_an_error_and_no_hang,
+    with_a_gate_on_the_host_no_stream_waits_for_a_dead_process,
     a_producer_killed_at_any_step_leaves_no_memory,
     a_consumer_killed_at_any_step_leaves_no_memory,
     a_consumer_that_goes_on_for_long_keeps_no_events,
@@ -198,6 +200,98 @@ fn a_descriptor_keeps_the_memory_of_a_dead_producer() {
     no_memory_is_left(session);
 }
 
+/// Sends a tensor that its stream has yet to write, and is told to wait for its end.
+fn promise(
+    _rank: usize,
+    (to, go): (Sender<SharedDeviceTensor<u8>>, Event),
+) -> tensormp::Result<()> {
+    // Made before the streams are held back, so that only the last copy is late.
+    let source = DeviceTensor::from_slice([100], &[8; 100])?;
+    let mut late = DeviceTensor::<u8>::zeros([100])?;
+    late.stream().synchronize()?;
+    go.wait()?;
+    late.copy_from(&source)?;
+    to.put(late.freeze())?;
+    std::thread::sleep(Duration::from_secs(60));
+    Ok(())
+}
+
+/// Receives a tensor whose writer is killed before it is written; what reading it answers.
+fn read_of_the_dead(session: cuda_emulator::Session) -> Result<Vec<u8>, String> {
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let go = Event::new().unwrap();
+    let ours = DeviceTensor::from_slice([3], &[1_u8, 2, 3]).unwrap();
+    let mut context = spawn(promise, (sender, go.clone()), 1).unwrap();
+    // The child says nothing when it is ready: its streams are idle when nothing was issued for a while.
+    while session
+        .calls_of(context.pids()[0])
+        .of("cuStreamSynchronize")
+        < 2
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    session.hold();
+    go.set();
+    let got = receiver_of(&receiver);
+    context.kill();
+    assert!(context.join().is_err());
+    session.let_go();
+    let read = got.and_then(|tensor| tensor.to_vec().map_err(|error| error.to_string()));
+    // What is this process's own goes on.
+    let mine = ours.to_device(ours.device());
+    assert!(mine.is_ok() || read.is_err());
+    read
+}
+
+fn receiver_of(from: &Receiver<SharedDeviceTensor<u8>>) -> Result<SharedDeviceTensor<u8>, String> {
+    from.get().map_err(|error| error.to_string())
+}
+
+fn a_stream_that_waits_for_a_dead_process_is_an_error_and_no_hang() {
+    let session = machine();
+    let error = read_of_the_dead(session).unwrap_err();
+    assert!(error.contains("has ended"), "{error}");
+    // The next tensors are on another stream.
+    let tensor = DeviceTensor::from_slice([2], &[5_u8, 6]).unwrap();
+    assert_eq!(tensor.to_vec().unwrap(), [5, 6]);
+}
+
+fn with_a_gate_on_the_host_no_stream_waits_for_a_dead_process() {
+    fn kill_later(pid: u32) {
+        std::thread::sleep(Duration::from_millis(100));
+        kill(pid);
+    }
+    let session = machine();
+    patient();
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let go = Event::new().unwrap();
+    let mut context = spawn(promise, (sender, go.clone()), 1).unwrap();
+    while session
+        .calls_of(context.pids()[0])
+        .of("cuStreamSynchronize")
+        < 2
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    session.hold();
+    go.set();
+    while receiver.is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let pid = context.pids()[0];
+    let killer = std::thread::spawn(move || kill_later(pid));
+    // Looks until the writer is gone.
+    let error = receiver_of(&receiver).unwrap_err();
+    assert!(error.contains("has ended"), "{error}");
+    killer.join().unwrap();
+    session.let_go();
+    assert!(context.join().is_err());
+    let tensor = DeviceTensor::from_slice([2], &[5_u8, 6]).unwrap();
+    assert_eq!(tensor.to_vec().unwrap(), [5, 6]);
+    drop(tensor);
+    no_memory_is_left(session);
+}
+
 const STEPS: [&str; 3] = [
     "device.ready.recorded",
     "device.release.claimed",
@@ -209,6 +303,12 @@ fn arm(label: &str) {
     tensormp::shm_core::failpoint::arm(Some(label));
     #[cfg(not(debug_assertions))]
     panic!("this build has no failpoints, to stop at {label}");
+}
+
+/// No stream of this process waits for another, which may be killed.
+fn patient() {
+    let gate = Gate::Host(Duration::from_secs(20));
+    Options::new().gate(gate).install().unwrap();
 }
 
 fn has_failpoints() -> bool {
@@ -236,6 +336,7 @@ fn a_producer_killed_at_any_step_leaves_no_memory() {
         return;
     }
     let session = machine();
+    patient();
     for label in STEPS {
         let (sender, receiver) = Queue::bounded(32).unwrap().split();
         let mut context = spawn(produce, (format!("{label}:5=kill"), sender), 1).unwrap();
@@ -271,6 +372,7 @@ fn a_consumer_killed_at_any_step_leaves_no_memory() {
         return;
     }
     let session = machine();
+    patient();
     for label in &STEPS[1..] {
         let (sender, receiver) = Queue::bounded(4).unwrap().split();
         let mut context = spawn(consume, (format!("{label}:5=kill"), receiver), 1).unwrap();

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 mod guards;
 mod lifetime;
 mod order;
+mod others;
 mod paths;
 mod rules;
 mod sharing;
@@ -19,7 +20,8 @@ fn main() -> ExitCode {
         lifetime::TESTS,
         rules::TESTS,
         paths::TESTS,
+        others::TESTS,
         guards::TESTS,
     ];
-    integration_tests::main(&suites.concat())
+    integration_tests::main_with_scenes(&suites.concat(), others::SCENES)
 }
