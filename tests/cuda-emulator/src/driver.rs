@@ -119,6 +119,16 @@ impl Driver {
         symbol(name).is_some()
     }
 
+    /// What `cuInit` and a call after it answer in a bare fork of this process.
+    #[must_use]
+    pub fn codes_in_a_fork(self) -> Option<(i32, i32)> {
+        let first =
+            crate::raw::in_a_fork(|| Self(()).init(0).err().map_or(0, |code| code.0 as u8))?;
+        let second =
+            crate::raw::in_a_fork(|| Self(()).device_count().err().map_or(0, |code| code.0 as u8))?;
+        Some((i32::from(first), i32::from(second)))
+    }
+
     /// Starts it and makes the device's primary context current.
     ///
     /// # Errors
