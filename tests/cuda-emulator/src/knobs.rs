@@ -14,6 +14,7 @@ pub(crate) const WITHOUT: &str = "CUDA_EMULATOR_WITHOUT";
 pub(crate) const MEMORY: &str = "CUDA_EMULATOR_MEMORY_MIB";
 pub(crate) const RACES: &str = "CUDA_EMULATOR_RACES";
 pub(crate) const FAIL: &str = "CUDA_EMULATOR_FAIL";
+pub(crate) const DEAD_EVENTS: &str = "CUDA_EMULATOR_DEAD_EVENTS";
 pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// What the emulated machine can lack.
@@ -75,6 +76,8 @@ pub(crate) struct Knobs {
     pub(crate) delay: Duration,
     pub(crate) memory: u64,
     pub(crate) races: bool,
+    /// Whether what a dead process left unfinished counts as finished.
+    pub(crate) dead_events_happen: bool,
     pub(crate) failures: Vec<Failure>,
     without: Vec<Feature>,
 }
@@ -88,6 +91,7 @@ impl Knobs {
             delay: Duration::from_micros(number(DELAY, 0)),
             memory: number(MEMORY, 16 << 10) << 20,
             races: number(RACES, 1) != 0,
+            dead_events_happen: env::var(DEAD_EVENTS).is_ok_and(|value| value == "happen"),
             failures: failures(&env::var(FAIL).unwrap_or_default()),
             without: FEATURES
                 .iter()

@@ -122,6 +122,13 @@ impl Knobs {
         self.with(knobs::RACES, 0)
     }
 
+    /// Events that a process left unfinished when it died happen all the same, as if the driver finished its work; without
+    /// this they never do. Which of the two a driver does is not written anywhere.
+    #[must_use]
+    pub fn events_of_the_dead_happen(self) -> Self {
+        self.with(knobs::DEAD_EVENTS, "happen")
+    }
+
     /// Each call of that name answers that code; with `nth`, only the how manieth, from 1.
     #[must_use]
     pub fn fail(self, call: &str, code: i32, nth: Option<u64>) -> Self {
@@ -196,7 +203,8 @@ fn library() -> Result<PathBuf, Error> {
         env::current_exe().map_err(|error| Error(format!("this executable's path: {error}")))?;
     let folders = this.ancestors().skip(1).take(2);
     let places: Vec<PathBuf> = folders
-        .flat_map(|folder| [folder.join(FILE), folder.join("deps").join(FILE)])
+        // In `deps` it is of the same build as this; elsewhere it may have been left by an older one.
+        .flat_map(|folder| [folder.join("deps").join(FILE), folder.join(FILE)])
         .collect();
     let found = places.iter().find(|path| path.is_file()).cloned();
     found.ok_or_else(|| {

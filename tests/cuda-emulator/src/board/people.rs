@@ -57,9 +57,11 @@ impl Tables {
     /// Takes back what the process in that row had: a driver does, whether it was killed or has ended.
     pub(crate) fn leave(&mut self, board: &Board, file: &File, row: usize) {
         let owner = row as u32 + 1;
-        for stream in &mut self.streams {
+        for (slot, stream) in self.streams.iter_mut().enumerate() {
             if stream.owner == owner {
                 stream.owner = 0;
+                let torn = board.words.done(slot) != stream.issued;
+                board.words.turn(slot, stream.issued, torn);
                 // Its work is over, finished or not: nothing of it can collide with what comes.
                 let clock = stream.clock;
                 self.host.join(&clock);

@@ -6,7 +6,7 @@ mod scenes;
 
 use std::process::ExitCode;
 
-use cuda_emulator::{Code, Driver, Kind, Session, load};
+use cuda_emulator::{Code, Driver, Kind, Knobs, Session, load};
 use integration_tests::{Test, tests};
 use orders::{
     a_reader_that_does_not_wait_is_found, a_release_that_is_recorded_before_the_read_is_found,
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         memory_of_a_dead_process_stays_for_who_has_it_open,
         nothing_is_left_of_a_killed_process,
         an_event_of_a_killed_process_never_happens,
+        unless_a_knob_says_that_it_does,
         a_reader_that_does_not_wait_is_found,
         a_writer_that_does_not_wait_for_the_release_is_found,
         a_release_that_is_recorded_before_the_read_is_found,
@@ -124,6 +125,24 @@ fn nothing_is_left_of_a_killed_process() {
     assert_ne!(session.live(), before);
     peer.kill();
     assert_eq!(session.live(), before);
+}
+
+fn unless_a_knob_says_that_it_does() {
+    let session = Knobs::new().events_of_the_dead_happen().load().unwrap();
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let mut peer = Peer::start("records_and_waits");
+    session.hold();
+    peer.say(&[1]);
+    let event = driver.open_event(peer.hear()).unwrap();
+    let stream = driver.stream(1).unwrap();
+    driver.wait(stream, event, 0).unwrap();
+    assert_eq!(driver.query_event(event), Err(Code(600)));
+    peer.kill();
+    session.let_go();
+    driver.synchronize_stream(stream).unwrap();
+    assert_eq!(driver.query_event(event), Ok(()));
+    driver.destroy_event(event).unwrap();
 }
 
 fn an_event_of_a_killed_process_never_happens() {
