@@ -65,6 +65,7 @@ mod storage;
 pub mod strategy;
 pub mod sync;
 pub mod tensor;
+pub mod trace;
 pub mod transfer;
 mod watcher;
 pub mod word;

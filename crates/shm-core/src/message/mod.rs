@@ -22,7 +22,7 @@ pub use encode::{EncodeError, Outgoing, encode, plain, read_plain};
 pub(crate) use parse::What;
 pub(crate) use parse::{Entry, FEW, FORM_SLOT, parse, parse_into};
 pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
-pub use serde::{refuse, refuse_because};
+pub use serde::{refuse, refuse_because, refuse_to_write};
 
 /// A value sent to oneself, for tests of what is in messages.
 #[cfg(test)]

@@ -15,7 +15,7 @@ const HAS_OFFSET: u8 = 0x20;
 
 impl Geometry {
     /// Appends this geometry to `out`: 4 bytes for a small matrix, at most `2 + 17 * 10`.
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+    pub fn encode(&self, out: &mut Vec<u8>) {
         let packed = self.has_packed_strides();
         let mut head = self.ndim() as u8;
         head |= if packed { 0 } else { HAS_STRIDES };
@@ -42,7 +42,7 @@ impl Geometry {
     /// # Errors
     /// When the bytes are not what `encode` writes.
     #[inline]
-    pub(crate) fn decode(bytes: &[u8]) -> Result<(Geometry, usize)> {
+    pub fn decode(bytes: &[u8]) -> Result<(Geometry, usize)> {
         let mut rest = bytes;
         let dtype = Dtype::from_code(take_byte(&mut rest)?)?;
         let head = take_byte(&mut rest)?;

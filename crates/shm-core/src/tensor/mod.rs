@@ -52,7 +52,7 @@ pub use dtype::Dtype;
 pub use dynamic::DynTensor;
 pub use element::{Bool, Complex64, Complex128, Element, Number, bf16, f16};
 pub use exclusive::Tensor;
-pub(crate) use geometry::Geometry;
+pub use geometry::Geometry;
 pub use shape::{MAX_DIMS, Shape};
 pub use shared::SharedTensor;
 pub use strided::Strided;
