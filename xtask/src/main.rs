@@ -66,6 +66,11 @@ fn main() -> ExitCode {
     if bench::is_nothing() {
         return ExitCode::SUCCESS;
     }
+    // A process of `chaos cuda` uses the emulated devices of who started it.
+    if let Err(error) = cuda_emulator::inherit() {
+        eprintln!("xtask: {error}");
+        return ExitCode::FAILURE;
+    }
     // The processes that `bench spawn` starts, and the workers of its pools, are this program.
     spawn::init();
     let done = match Cli::parse().command {
