@@ -201,7 +201,11 @@ impl Body {
         })?;
         let why = format!("{refusal}");
         hub.note_peer(said.origin, said.pid, Path::Host, &why);
-        let body = Self::from_copy(&copy, geometry.starting_at(span.start)?, Device::by_uuid(said.uuid)?)?;
+        let body = Self::from_copy(
+            &copy,
+            geometry.starting_at(span.start)?,
+            Device::by_uuid(said.uuid)?,
+        )?;
         Ok(match token {
             Token::Exclusive(_) => body,
             Token::Shared(_) => body.freeze(),
@@ -406,9 +410,7 @@ impl Body {
     pub(crate) fn copy_to(&self, stream: &Stream) -> Result<Self> {
         self.using.place.check_alive(false)?;
         let (address, length) = self.span();
-        let geometry = self
-            .geometry
-            .starting_at(self.geometry.byte_span().start)?;
+        let geometry = self.geometry.starting_at(self.geometry.byte_span().start)?;
         let elements = length / self.geometry.dtype().size();
         let mut copy = Self::new(self.geometry.dtype(), [elements], stream)?;
         stream.wait_for(&self.stream)?;

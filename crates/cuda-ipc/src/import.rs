@@ -71,14 +71,13 @@ impl Import {
                 .driver
                 .import(device.ordinal(), &said.handle)
                 .map(|base| (base, None)),
-            Path::Descriptor => {
-                crate::service::fetch_descriptor(&visited, said.pid, handle).and_then(|descriptor| {
+            Path::Descriptor => crate::service::fetch_descriptor(&visited, said.pid, handle)
+                .and_then(|descriptor| {
                     let mapping =
                         hub.driver
                             .map(device.ordinal(), descriptor.as_fd(), said.bytes)?;
                     Ok((mapping.address, Some(mapping)))
-                })
-            }
+                }),
             Path::Host => return Err(malformed("a memory that nobody can open")),
         };
         let (base, mapping) = opened.map_err(|error| {

@@ -189,10 +189,14 @@ fn fulfil(request: Request) -> Result<OwnedFd> {
     let failed = |error: std::io::Error| {
         Error::new(
             ErrorKind::System,
-            format!("a copy of {} bytes for another process: {error}", request.bytes),
+            format!(
+                "a copy of {} bytes for another process: {error}",
+                request.bytes
+            ),
         )
     };
-    let file = memfd_create("device-copy", MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+    let file =
+        memfd_create("device-copy", MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
     let mut file = File::from(file);
     file.write_all(&bytes).map_err(failed)?;
     file.rewind().map_err(failed)?;
@@ -234,11 +238,14 @@ fn ask(visited: &Visited, pid: u32, request: Request) -> Result<OwnedFd> {
     let until = Instant::now() + PATIENCE;
     let (bytes, descriptor) = loop {
         match socket::receive(&visit) {
-            Err(Errno::AGAIN) if Instant::now() < until && object.arena().is_running(visited.origin) => {}
+            Err(Errno::AGAIN)
+                if Instant::now() < until && object.arena().is_running(visited.origin) => {}
             Err(Errno::AGAIN) => {
                 return Err(Error::new(
                     ErrorKind::TimedOut,
-                    format!("process {pid} was asked for device memory and has not answered within {PATIENCE:?}; it may be stopped"),
+                    format!(
+                        "process {pid} was asked for device memory and has not answered within {PATIENCE:?}; it may be stopped"
+                    ),
                 ));
             }
             other => break other.map_err(failed)?,
@@ -248,7 +255,10 @@ fn ask(visited: &Visited, pid: u32, request: Request) -> Result<OwnedFd> {
         (Some((0, _)), Some(descriptor)) => Ok(descriptor),
         (Some((_, text)), _) => Err(Error::new(
             ErrorKind::NoPath,
-            format!("process {pid} was asked for device memory and says: {}", String::from_utf8_lossy(text)),
+            format!(
+                "process {pid} was asked for device memory and says: {}",
+                String::from_utf8_lossy(text)
+            ),
         )),
         (None, _) => Err(failed(Errno::CONNREFUSED)),
     }
@@ -299,12 +309,17 @@ pub(crate) fn fetch_copy(
         },
     )?;
     let mut bytes = vec![0; part.bytes as usize];
-    File::from(descriptor).read_exact(&mut bytes).map_err(|error| {
-        Error::new(
-            ErrorKind::System,
-            format!("reading a copy of {} bytes from process {pid}: {error}", part.bytes),
-        )
-    })?;
+    File::from(descriptor)
+        .read_exact(&mut bytes)
+        .map_err(|error| {
+            Error::new(
+                ErrorKind::System,
+                format!(
+                    "reading a copy of {} bytes from process {pid}: {error}",
+                    part.bytes
+                ),
+            )
+        })?;
     Ok(bytes)
 }
 

@@ -28,7 +28,10 @@ fn new() -> Result<OwnedFd, Errno> {
 /// Listens under a name that is gone with this process.
 pub(crate) fn serve(name: &str) -> Result<OwnedFd, Errno> {
     let socket = new()?;
-    bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    bind(
+        &socket,
+        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    )?;
     listen(&socket, 64)?;
     Ok(socket)
 }
@@ -45,7 +48,10 @@ pub(crate) fn visit(name: &str, patience: Duration) -> Result<OwnedFd, Errno> {
     let socket = new()?;
     set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
     set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
-    connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    connect(
+        &socket,
+        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    )?;
     if socket_peercred(&socket)?.uid != rustix::process::geteuid() {
         return Err(Errno::PERM);
     }

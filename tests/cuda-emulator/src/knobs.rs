@@ -3,8 +3,9 @@
 use std::env;
 use std::time::Duration;
 
-/// The variables. The library reads all but the first two when it is started.
+/// The variables. The library reads all but the first three when it is started.
 pub(crate) const LIBRARY: &str = "CUDA_EMULATOR_LIBRARY";
+pub(crate) const OFF: &str = "CUDA_EMULATOR_OFF";
 pub(crate) const BOARD: &str = "CUDA_EMULATOR_BOARD";
 pub(crate) const MISSING: &str = "CUDA_EMULATOR_MISSING";
 pub(crate) const VERSION: &str = "CUDA_EMULATOR_VERSION";

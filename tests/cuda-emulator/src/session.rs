@@ -11,6 +11,7 @@ use crate::calls;
 pub struct Session {
     board: &'static Board,
     file: &'static File,
+    is_emulated: bool,
 }
 
 impl std::fmt::Debug for Session {
@@ -55,7 +56,40 @@ pub struct Live {
 
 impl Session {
     pub(crate) fn new(board: &'static Board, file: &'static File) -> Self {
-        Self { board, file }
+        Self {
+            board,
+            file,
+            is_emulated: true,
+        }
+    }
+
+    /// Nothing is seen of a real driver: all counts are zero, and nothing is ever reported.
+    pub(crate) fn of_a_real_driver((board, file): (&'static Board, &'static File)) -> Self {
+        Self {
+            board,
+            file,
+            is_emulated: false,
+        }
+    }
+
+    /// Whether the driver is the emulated one, so that there is something to see here.
+    #[must_use]
+    pub fn is_emulated(&self) -> bool {
+        self.is_emulated
+    }
+
+    /// The processes that have started the driver and live, in the order in which they did.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        let mut tables = self.board.lock();
+        tables.bury(self.board, self.file);
+        let mut people: Vec<_> = tables
+            .processes
+            .iter()
+            .filter(|person| person.pid != 0)
+            .collect();
+        people.sort_unstable_by_key(|person| person.serial);
+        people.iter().map(|person| person.pid).collect()
     }
 
     /// The calls of all processes so far.
