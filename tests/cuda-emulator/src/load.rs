@@ -200,10 +200,16 @@ pub fn load() -> Result<Session, Error> {
 /// # Errors
 /// As [`load`].
 pub fn inherit() -> Result<Option<Session>, Error> {
-    match env::var_os(knobs::BOARD) {
-        Some(_) => load().map(Some),
-        None => Ok(None),
+    match is_inherited() {
+        true => load().map(Some),
+        false => Ok(None),
     }
+}
+
+/// Whether this process or a parent of it has called [`load`].
+#[must_use]
+pub fn is_inherited() -> bool {
+    env::var_os(knobs::BOARD).is_some()
 }
 
 /// The library's path: said by a parent, or where cargo leaves it for a test or a program.
