@@ -71,6 +71,23 @@ impl Body {
         Self::over(hub, block, place, bytes, geometry, stream)
     }
 
+    /// Tensors that share one allocation of their own, with what it takes to send them made beforehand.
+    pub(crate) fn slots(
+        dtype: Dtype,
+        shape: impl Into<Shape>,
+        count: u32,
+        stream: &Stream,
+    ) -> Result<Vec<Self>> {
+        let geometry = Geometry::contiguous(dtype, shape)?;
+        let hub = Hub::get()?;
+        let bytes = geometry.packed_bytes() as u64;
+        let blocks = hub.allocate_slots(stream.device(), bytes, count)?;
+        blocks
+            .into_iter()
+            .map(|(block, place)| Self::over(hub, block, place, bytes, geometry, stream))
+            .collect()
+    }
+
     /// Memory that somebody else made.
     pub(crate) fn wrap(
         dtype: Dtype,
@@ -298,6 +315,7 @@ impl Body {
     /// The device address of the first element, for work that is put into `stream` next: the stream waits for what this
     /// tensor's stream has to do, and the tensor's memory for what will be in the stream when the last handle goes.
     pub(crate) fn enter(&self, stream: &Stream) -> Result<u64> {
+        crate::driver::check_not_forked()?;
         stream.expect(self.device())?;
         self.using.place.check_alive(false)?;
         stream.wait_for(&self.stream)?;
@@ -337,6 +355,7 @@ impl Body {
         }
         self.using.place.check_alive(true)?;
         let (address, length) = self.span();
+        self.stream.gate()?;
         let driver = self.stream.driver();
         let raw = self.stream.raw()?;
         let outcome = if self.geometry.is_contiguous() {
@@ -392,6 +411,7 @@ impl Body {
         self.using.place.check_alive(true)?;
         let (address, _) = self.span();
         self.using.works_on(&self.stream);
+        self.stream.gate()?;
         self.stream
             .driver()
             .write(self.stream.raw()?, address, from)
@@ -404,6 +424,35 @@ impl Body {
         self.stream
             .driver()
             .fill(self.stream.raw()?, address, value, length as u64)
+    }
+
+    /// Overwrites the elements with another's, on the device.
+    pub(crate) fn copy_from(&self, from: &Self) -> Result<()> {
+        let fits = self.geometry.shape() == from.geometry.shape()
+            && self.geometry.is_contiguous()
+            && from.geometry.is_contiguous()
+            && self.device() == from.device();
+        if !fits {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                format!(
+                    "a device tensor of shape {:?} on device {} was to be copied to one of shape {:?} on device {}; both must be contiguous and alike",
+                    from.geometry.shape(),
+                    from.device().ordinal(),
+                    self.geometry.shape(),
+                    self.device().ordinal()
+                ),
+            ));
+        }
+        self.using.place.check_alive(false)?;
+        let source = from.enter(&self.stream)?;
+        self.using.works_on(&self.stream);
+        let bytes = self.geometry.packed_bytes() as u64;
+        self.stream
+            .driver()
+            .copy(self.stream.raw()?, self.address(), source, bytes)?;
+        // What the source's stream does next comes after the copy has read it.
+        from.stream.wait_for(&self.stream)
     }
 
     /// A copy on `device`, in the order of that device's current stream.

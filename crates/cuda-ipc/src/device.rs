@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use crate::driver::{Description, Driver, check_not_forked, driver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::path::Probe;
 
 /// What a device is called in every process, whatever CUDA_VISIBLE_DEVICES says there: the name that travels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -177,6 +178,15 @@ impl Device {
             descriptors: seen.descriptors,
             events: seen.events,
         }
+    }
+
+    /// Tries which ways its memory can go to other processes, once in this process. Makes a context on the device, which
+    /// takes memory there.
+    ///
+    /// # Errors
+    /// When the driver cannot be used.
+    pub fn probe(self) -> Result<Probe> {
+        crate::path::probe(driver()?, self)
     }
 
     pub(crate) fn description(self) -> &'static Description {

@@ -6,7 +6,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shm_core::Arena;
@@ -28,6 +29,10 @@ pub(crate) struct Event {
 }
 
 impl Event {
+    pub(crate) fn driver(&self) -> &'static dyn Driver {
+        self.driver
+    }
+
     pub(crate) fn raw(&self) -> Result<&RawEvent> {
         self.raw
             .as_ref()
@@ -60,8 +65,10 @@ struct Places {
     events: Vec<Place>,
     /// Of each device, by ordinal: indices that nobody is bound to.
     free: HashMap<u32, Vec<u16>>,
-    /// Why no event can be shared, once that is known.
+    /// Whether it is known that no event can be shared.
     refused: bool,
+    /// When blocks that nobody uses were found to have none.
+    none_idle: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -123,6 +130,18 @@ impl Station {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether blocks that nobody uses may have events that are needed elsewhere.
+    pub(crate) fn may_look_for_idle(&self) -> bool {
+        let places = self.places.lock();
+        let is_long_ago = |then: Instant| then.elapsed() > Duration::from_millis(20);
+        !places.events.is_empty() && places.none_idle.is_none_or(is_long_ago)
+    }
+
+    /// They have none: not to be looked for again at once.
+    pub(crate) fn found_none_idle(&self) {
+        self.places.lock().none_idle = Some(Instant::now());
     }
 
     /// Makes and exports the event of a place.
@@ -194,6 +213,8 @@ pub(crate) struct Visited {
     pub(crate) origin: Owner,
     driver: &'static dyn Driver,
     opened: Mutex<HashMap<(u32, u16), (u16, Arc<Event>)>>,
+    /// How many of the origin's requests to close memory were followed.
+    heeded: AtomicU64,
 }
 
 impl Visited {
@@ -213,7 +234,19 @@ impl Visited {
             origin,
             driver,
             opened: Mutex::default(),
+            heeded: AtomicU64::new(0),
         })
+    }
+
+    /// Whether the origin has asked for memory to be closed since this was asked last.
+    pub(crate) fn asks_to_close(&self) -> bool {
+        let asked = self.object.word(station::RETIRED).load(Ordering::Acquire);
+        self.heeded.swap(asked, Ordering::Relaxed) != asked
+    }
+
+    /// The origin's requests are to be looked at again.
+    pub(crate) fn look_again(&self) {
+        self.heeded.store(u64::MAX, Ordering::Relaxed);
     }
 
     /// Tells the origin that its memory cannot be opened here this way.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use shm_core::Arena;
@@ -11,7 +11,7 @@ use shm_core::word::Owner;
 
 use crate::device::Device;
 use crate::driver::{Driver, driver};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::event::{Station, Visited};
 use crate::import::Import;
 use crate::layout::Path;
@@ -19,7 +19,7 @@ use crate::memory::Memory;
 use crate::options::options;
 use crate::place::Place;
 use crate::pool::{BlockRef, Pool, class_of};
-use crate::stats::{COUNTERS, Peer, Stats};
+use crate::stats::{COUNTERS, Peer};
 use crate::stream::Stream;
 
 /// All there is, once a process.
@@ -27,13 +27,16 @@ use crate::stream::Stream;
 pub(crate) struct Hub {
     pub(crate) arena: Arena,
     pub(crate) driver: &'static dyn Driver,
-    station: Mutex<Option<Arc<Station>>>,
-    pools: Mutex<HashMap<(u32, Path), Arc<Mutex<Pool>>>>,
-    memories: Mutex<HashMap<[u64; 2], Arc<Memory>>>,
-    imports: Mutex<HashMap<[u64; 2], Arc<Import>>>,
-    visited: Mutex<HashMap<[u64; 2], Arc<Visited>>>,
-    peers: Mutex<Vec<(Owner, Peer)>>,
+    pub(crate) station: Mutex<Option<Arc<Station>>>,
+    pub(crate) pools: Mutex<HashMap<(u32, Path), Arc<Mutex<Pool>>>>,
+    pub(crate) memories: Mutex<HashMap<[u64; 2], Arc<Memory>>>,
+    pub(crate) imports: Mutex<HashMap<[u64; 2], Arc<Import>>>,
+    pub(crate) visited: Mutex<HashMap<[u64; 2], Arc<Visited>>>,
+    pub(crate) peers: Mutex<Vec<(Owner, Peer)>>,
 }
+
+/// How long a full device waits for others to be done with what they let go of.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 static HUB: OnceLock<Hub> = OnceLock::new();
 
@@ -49,6 +52,7 @@ impl Hub {
         arena.check_not_forked("using a device tensor")?;
         // To hear of deaths also while nobody here waits for anything.
         arena.watch();
+        crate::exit::wait_for_streams();
         Ok(HUB.get_or_init(|| Self {
             arena,
             driver,
@@ -62,7 +66,7 @@ impl Hub {
     }
 
     /// The one of this process, if it has used device tensors.
-    fn if_any() -> Option<&'static Self> {
+    pub(crate) fn if_any() -> Option<&'static Self> {
         HUB.get().filter(|hub| !hub.arena.is_forked())
     }
 
@@ -96,50 +100,129 @@ impl Hub {
         let (stride, count) = class_of(bytes);
         let path = crate::path::choose(self, device)?;
         let pool = self.pool(device, path);
-        let taken = pool.lock().take(stride);
-        let block = match taken {
-            Some(block) => {
-                COUNTERS.reused.add(1);
-                block
-            }
-            None => {
-                let make = || Memory::allocate(self, device, path, stride, count);
-                let memory = match make() {
+        let station = self.station()?;
+        let mut made = false;
+        // Blocks whose last users are not done yet: left for later.
+        let mut busy = Vec::new();
+        let found = loop {
+            let taken = pool.lock().take(stride);
+            let Some(block) = taken else {
+                match self.add_memory(device, path, (stride, count), &pool) {
+                    Ok(()) => {
+                        made = true;
+                        continue;
+                    }
+                    // Better to wait than to fail.
                     Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => {
-                        self.collect();
-                        make()?
+                        let waited = busy
+                            .pop()
+                            .map(|block| self.settle(&station, block, stream, PATIENCE));
+                        match waited {
+                            Some(Ok(Ok(found))) => break Ok(found),
+                            Some(Ok(Err(block))) => busy.push(block),
+                            Some(Err(second)) => break Err(second),
+                            None => {}
+                        }
+                        break Err(error);
                     }
-                    made => made?,
-                };
-                let memory = Arc::new(memory);
-                self.memories
-                    .lock()
-                    .insert(memory.object.handle(), memory.clone());
-                let mut pool = pool.lock();
-                pool.add(&memory);
-                match pool.take(stride) {
-                    Some(block) => block,
-                    // Another thread took all of it in between.
-                    None => {
-                        drop(pool);
-                        return self.allocate(device, bytes, stream);
-                    }
+                    Err(error) => break Err(error),
                 }
+            };
+            match self.settle(&station, block, stream, Duration::ZERO) {
+                Ok(Ok(found)) => break Ok(found),
+                Ok(Err(block)) => busy.push(block),
+                Err(error) => break Err(error),
             }
         };
-        let place = Place::Home(block.memory.clone(), self.station()?);
+        let mut pool = pool.lock();
+        busy.into_iter().for_each(|block| pool.put_back(block));
+        drop(pool);
+        let (block, place) = found?;
+        COUNTERS.reused.add(u64::from(!made));
+        place.begin_turn(block.index);
+        Ok((block, place))
+    }
+
+    /// Makes a block one's own, if everybody who used it before is done; else it comes back.
+    fn settle(
+        &self,
+        station: &Arc<Station>,
+        block: BlockRef,
+        stream: &Stream,
+        patience: Duration,
+    ) -> Result<Result<(BlockRef, Place), BlockRef>> {
+        if block.memory.is_stuck(block.index) {
+            return Ok(Err(block));
+        }
+        let place = Place::Home(block.memory.clone(), station.clone());
         let settled = (|| {
+            if !place.settle(block.index, stream, patience)? {
+                return Ok(false);
+            }
             for last in block.memory.take_after(block.index) {
                 stream.wait_for(&last)?;
             }
-            place.settle(block.index, stream)
+            Ok(true)
         })();
-        if let Err(error) = settled {
-            pool.lock().put_back(block);
-            return Err(error);
+        match settled {
+            Ok(true) => Ok(Ok((block, place))),
+            Ok(false) => Ok(Err(block)),
+            Err(error) => {
+                self.put_back(block);
+                Err(error)
+            }
         }
-        place.begin_turn(block.index);
-        Ok((block, place))
+    }
+
+    /// One more allocation of the driver, with all its blocks free.
+    fn add_memory(
+        &self,
+        device: Device,
+        path: Path,
+        (stride, count): (u64, u32),
+        pool: &Mutex<Pool>,
+    ) -> Result<()> {
+        let make = || Memory::allocate(self, device, path, stride, count);
+        let memory = match make() {
+            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => {
+                self.collect();
+                make()?
+            }
+            made => made?,
+        };
+        let memory = Arc::new(memory);
+        self.memories
+            .lock()
+            .insert(memory.object.handle(), memory.clone());
+        pool.lock().add(&memory);
+        Ok(())
+    }
+
+    /// One allocation of so many blocks, all of them for the caller, with events bound to each.
+    pub(crate) fn allocate_slots(
+        &self,
+        device: Device,
+        bytes: u64,
+        count: u32,
+    ) -> Result<Vec<(BlockRef, Place)>> {
+        let path = crate::path::choose(self, device)?;
+        // As blocks of the pool, so that they go there in the end.
+        let (stride, _) = class_of(bytes);
+        let memory = Arc::new(Memory::allocate(self, device, path, stride, count)?);
+        self.memories
+            .lock()
+            .insert(memory.object.handle(), memory.clone());
+        self.pool(device, path).lock().add_lent(&memory);
+        let station = self.station()?;
+        (0..memory.count)
+            .map(|index| {
+                let place = Place::Home(memory.clone(), station.clone());
+                place.bind(index, 1)?;
+                place.begin_turn(index);
+                let memory = memory.clone();
+                Ok((BlockRef { memory, index }, place))
+            })
+            .collect()
     }
 
     /// Memory that somebody else made, as a place with one block.
@@ -149,7 +232,7 @@ impl Hub {
         self.memories
             .lock()
             .insert(memory.object.handle(), memory.clone());
-        pool.lock().add_wrapped(&memory);
+        pool.lock().add_lent(&memory);
         let place = Place::Home(memory.clone(), self.station()?);
         place.begin_turn(0);
         Ok((BlockRef { memory, index: 0 }, place))
@@ -186,8 +269,12 @@ impl Hub {
             return Ok(Place::Home(memory.clone(), self.station()?));
         }
         let mut imports = self.imports.lock();
-        if let Some(import) = imports.get(&handle) {
-            return Ok(Place::Away(import.clone()));
+        if let Some(import) = imports.get(&handle).cloned() {
+            let gone = Self::take_retired(&mut imports, &import.visited);
+            drop(imports);
+            // Closing waits for the device: outside of the lock.
+            drop(gone);
+            return Ok(Place::Away(import));
         }
         // Those of the dead are of no use any more, and hold a mapping each.
         imports.retain(|_, import| {
@@ -195,9 +282,24 @@ impl Hub {
         });
         let import = Arc::new(Import::open(self, handle)?);
         imports.insert(handle, import.clone());
+        let gone = Self::take_retired(&mut imports, &import.visited);
         drop(imports);
+        drop(gone);
         self.note_peer(import.origin, import.pid, import.path, "it could be opened");
         Ok(Place::Away(import))
+    }
+
+    /// What an origin asked to have closed, if it has since the last look, and nobody here uses.
+    fn take_retired(
+        imports: &mut HashMap<[u64; 2], Arc<Import>>,
+        visited: &Visited,
+    ) -> Vec<([u64; 2], Arc<Import>)> {
+        if !visited.asks_to_close() {
+            return Vec::new();
+        }
+        imports
+            .extract_if(|_, import| Arc::strong_count(import) == 1 && import.is_retired())
+            .collect()
     }
 
     /// Remembers how another process is reached.
@@ -222,145 +324,21 @@ impl Hub {
         self.memories.lock().get(&handle).cloned()
     }
 
-    fn pools(&self) -> Vec<Arc<Mutex<Pool>>> {
-        self.pools.lock().values().cloned().collect()
-    }
-
-    /// Gives back what nobody needs; the number of bytes given back to devices.
-    fn collect(&self) -> u64 {
-        self.close_idle();
-        let mut freed = 0;
-        for pool in self.pools() {
-            let mut pool = pool.lock();
-            pool.sweep();
-            let gone = pool.take_unused(|memory| {
-                if memory.is_open_elsewhere() {
-                    memory.retire(self);
-                    return false;
-                }
-                self.is_quiet(memory)
-            });
-            drop(pool);
-            for memory in gone {
-                freed += self.give_up(&memory);
-            }
-        }
-        freed
-    }
-
-    /// Whether all work on a memory is over. Waits for work of this process.
-    fn is_quiet(&self, memory: &Arc<Memory>) -> bool {
+    /// Takes events from blocks that nobody uses, for one that is about to be sent; whether there were any.
+    pub(crate) fn take_idle_events(&self) -> bool {
         let Ok(station) = self.station() else {
             return false;
         };
-        let place = Place::Home(memory.clone(), station);
-        (0..memory.count).all(|index| {
-            let streams = memory.take_after(index);
-            streams.iter().all(|stream| stream.synchronize().is_ok())
-                && place.is_quiet(index, self.driver).unwrap_or(false)
-        })
-    }
-
-    fn give_up(&self, memory: &Arc<Memory>) -> u64 {
-        if let Ok(station) = self.station() {
-            let place = Place::Home(memory.clone(), station);
-            (0..memory.count).for_each(|index| place.unbind(index));
-        }
-        self.memories.lock().remove(&memory.object.handle());
-        match memory.free(self) {
-            Ok(()) => memory.bytes,
-            Err(error) => {
-                tracing::warn!(%error, "memory of a device could not be given back");
-                0
-            }
-        }
-    }
-
-    /// Closes memory of others that is open here and not used.
-    fn close_idle(&self) {
-        let idle: Vec<_> = {
-            let mut imports = self.imports.lock();
-            imports
-                .extract_if(|_, import| Arc::strong_count(import) == 1)
-                .collect()
-        };
-        drop(idle);
-        let mut visited = self.visited.lock();
-        visited.retain(|_, station| {
-            Arc::strong_count(station) > 1 || self.arena.is_present(station.origin)
-        });
-    }
-
-    fn stats(&self) -> Stats {
-        let mut stats = Stats::default();
+        let mut found = false;
         for pool in self.pools() {
-            let pool = pool.lock();
-            let (count, bytes) = pool.size();
-            stats.allocations += count;
-            stats.allocated += bytes;
-            stats.live += pool.held().len() as u64;
-        }
-        stats.imports = self.imports.lock().len() as u64;
-        if let Some(station) = &*self.station.lock() {
-            stats.events = station.counts().0;
-        }
-        stats.peers = self
-            .peers
-            .lock()
-            .iter()
-            .map(|(_, peer)| peer.clone())
-            .collect();
-        stats
-    }
-
-    /// Who still holds tensors of this process, or has its memory open: one line each.
-    fn holders(&self) -> Vec<String> {
-        let mut seen: HashMap<Option<Owner>, (u64, u64)> = HashMap::new();
-        for pool in self.pools() {
-            let held = pool.lock().held();
-            for (token, bytes) in held {
-                let holders = token.holders();
-                let keys: Vec<_> = if holders.is_empty() {
-                    vec![None]
-                } else {
-                    holders.into_iter().map(Some).collect()
-                };
-                for key in keys {
-                    let sum = seen.entry(key).or_default();
-                    *sum = (sum.0 + 1, sum.1 + bytes);
+            for block in pool.lock().free_blocks() {
+                let place = Place::Home(block.memory.clone(), station.clone());
+                if place.is_quiet(block.index, self.driver).unwrap_or(false) {
+                    found |= place.unbind(block.index);
                 }
             }
         }
-        for memory in self.memories.lock().values() {
-            for holder in memory.holders() {
-                seen.entry(Some(holder)).or_default();
-            }
-        }
-        let mut lines: Vec<_> = seen
-            .into_iter()
-            .map(|(holder, (tensors, bytes))| {
-                let what = match tensors {
-                    0 => "has memory of it open".to_owned(),
-                    count => format!("holds {count} tensors of {bytes} bytes"),
-                };
-                match holder {
-                    None => format!(
-                        "messages that nobody has received: {tensors} tensors of {bytes} bytes"
-                    ),
-                    Some(owner) if owner == self.arena.me() => {
-                        format!("this process itself {what}")
-                    }
-                    Some(owner) => {
-                        let record = self.arena.record_of(owner);
-                        let (pid, name) =
-                            record.map_or((0, String::new()), |record| (record.pid, record.name));
-                        format!("process {pid} {name} {what}")
-                    }
-                }
-            })
-            .collect();
-        lines.sort();
-        lines
+        found
     }
 }
 
@@ -372,66 +350,13 @@ pub(crate) fn forget_retired(import: &Arc<Import>) {
         // In the table, in the use that is going, and in nobody else's hands.
         let gone = match imports.get(&handle) {
             Some(known) if Arc::strong_count(known) <= 2 => imports.remove(&handle),
-            _ => None,
+            // Others may be about to let go, too: whoever comes next looks again.
+            _ => {
+                import.visited.look_again();
+                None
+            }
         };
         drop(imports);
         drop(gone);
-    }
-}
-
-/// What this process has done with device tensors so far, and what it holds.
-#[must_use]
-pub fn stats() -> Stats {
-    let mut stats = Hub::if_any().map(Hub::stats).unwrap_or_default();
-    stats.sent = COUNTERS.sent.get();
-    stats.received = COUNTERS.received.get();
-    stats.opened = COUNTERS.opened.get();
-    stats.events_opened = COUNTERS.events_opened.get();
-    stats.events_replaced = COUNTERS.events_replaced.get();
-    stats.reused = COUNTERS.reused.get();
-    stats.host_waits = COUNTERS.host_waits.get();
-    stats.staged = COUNTERS.staged.get();
-    stats
-}
-
-/// Gives back to the devices what nobody needs: allocations without a tensor in them, and what is open here of other
-/// processes and not used. Returns the number of bytes given back.
-///
-/// Nothing has to call this: memory is used again, and given back when a device has no more. Allocations that others have
-/// open wait until those have closed them, which they do with their own `collect` or their next tensor of that
-/// allocation.
-pub fn collect() -> u64 {
-    Hub::if_any().map_or(0, Hub::collect)
-}
-
-/// Waits until nobody holds a tensor of this process's memory any more, and gives all of it back: what a producer does
-/// before it ends, so that its consumers do not lose what they have.
-///
-/// # Errors
-/// `TimedOut`, naming who holds how much, when that takes longer than `timeout`; it can be called again.
-pub fn close(timeout: Duration) -> Result<()> {
-    let Some(hub) = Hub::if_any() else {
-        return Ok(());
-    };
-    let until = Instant::now() + timeout;
-    let mut pause = Duration::from_micros(100);
-    loop {
-        hub.arena.bury_the_dead();
-        hub.collect();
-        if hub.memories.lock().is_empty() {
-            return Ok(());
-        }
-        let now = Instant::now();
-        if now >= until {
-            return Err(Error::new(
-                ErrorKind::TimedOut,
-                format!(
-                    "device memory of this process is still held after {timeout:?}: {}",
-                    hub.holders().join("; ")
-                ),
-            ));
-        }
-        std::thread::sleep(pause.min(until - now));
-        pause = (pause * 2).min(Duration::from_millis(20));
     }
 }

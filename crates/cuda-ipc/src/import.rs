@@ -16,6 +16,7 @@ use crate::event::Visited;
 use crate::hub::Hub;
 use crate::layout::{Described, Path, malformed, memory};
 use crate::stats::COUNTERS;
+use crate::stream::gate_device;
 use crate::using::Use;
 
 /// An allocation of another process, open in this one.
@@ -115,6 +116,14 @@ impl Import {
         self.address + u64::from(index) * self.stride
     }
 
+    /// A handle of one's own for another's memory, which no driver gives: for the test that a received tensor is sent on in
+    /// another way.
+    pub(crate) fn export(&self) -> Result<()> {
+        self.driver
+            .export(self.device.ordinal(), self.base)
+            .map(drop)
+    }
+
     /// Whether its origin asked for it to be closed.
     pub(crate) fn is_retired(&self) -> bool {
         self.object.word(memory::RETIRED).load(Ordering::Acquire) != 0
@@ -163,6 +172,12 @@ fn origin_gone(said: &Described, hub: &Hub) -> Error {
 impl Drop for Import {
     fn drop(&mut self) {
         if check_not_forked().is_err() {
+            return;
+        }
+        if let Err(error) = gate_device(self.device) {
+            tracing::warn!(%error, "memory of process {} stays open", self.pid);
+            // Its origin must not give it back.
+            std::mem::forget(self.object.clone());
             return;
         }
         let ordinal = self.device.ordinal();

@@ -27,18 +27,23 @@
 
 mod body;
 mod bytes;
+mod closing;
 mod device;
 pub mod driver;
 mod dynamic;
 mod error;
 mod event;
+mod exit;
 mod hub;
 mod import;
+#[cfg(feature = "cudarc")]
+mod interop;
 mod layout;
 mod mark;
 mod memory;
 mod options;
 mod path;
+mod pinned;
 mod place;
 mod pool;
 mod sabotage;
@@ -51,13 +56,17 @@ mod tensor;
 mod travel;
 mod using;
 
+pub use closing::{close, collect, stats};
 pub use device::{Device, DeviceInfo, Uuid, devices};
 pub use driver::{Unavailable, device_count, is_available};
 pub use dynamic::DynDeviceTensor;
 pub use error::{Error, ErrorKind, Result};
-pub use hub::{close, collect, stats};
+#[cfg(feature = "cudarc")]
+pub use interop::{CudarcView, CudarcViewMut};
 pub use layout::Path;
 pub use options::{Gate, Options};
+pub use path::Probe;
+pub use pinned::PinnedTensor;
 pub use shared::SharedDeviceTensor;
 pub use stats::{Peer, Stats};
 pub use stream::Stream;

@@ -222,6 +222,14 @@ impl Memory {
         }
     }
 
+    /// Whether a stream that used a block last will never come to its end.
+    pub(crate) fn is_stuck(&self, index: u32) -> bool {
+        let after = self.after.lock();
+        after
+            .get(index as usize)
+            .is_some_and(|streams| streams.iter().any(Stream::is_stuck))
+    }
+
     /// The streams that used a block last; nobody waits for them but who asks.
     pub(crate) fn take_after(&self, index: u32) -> SmallVec<[Stream; 1]> {
         match self.after.lock().get_mut(index as usize) {

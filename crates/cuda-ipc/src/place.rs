@@ -15,6 +15,7 @@ use shm_core::word::Owner;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Station};
+use crate::hub::Hub;
 use crate::import::Import;
 use crate::layout::{block, record};
 use crate::mark::{EventId, Mark};
@@ -109,10 +110,20 @@ impl Place {
         };
         let words = std::iter::once(block::READY).chain(block::RELEASES.take(readers));
         for word in words {
-            if self.mark(index, word).event().is_none()
-                && let Some(event) = station.bind(memory.device)?
-            {
-                self.set(index, word, Mark::Bound(event));
+            if self.mark(index, word).event().is_some() {
+                continue;
+            }
+            let mut event = station.bind(memory.device)?;
+            if event.is_none() && station.may_look_for_idle() {
+                if Hub::get()?.take_idle_events() {
+                    event = station.bind(memory.device)?;
+                } else {
+                    station.found_none_idle();
+                }
+            }
+            match event {
+                Some(event) => self.set(index, word, Mark::Bound(event)),
+                None => break,
             }
         }
         Ok(())
@@ -124,14 +135,15 @@ impl Place {
             Some(id) => {
                 let event = self.event(id)?;
                 if !sabotage::is("ordering") {
+                    stream.forget_happened(&event)?;
                     stream.driver().record(event.raw()?, stream.raw()?)?;
                 }
                 shm_core::failpoint!("device.ready.recorded");
                 self.set(index, block::READY, Mark::Recorded(id, self.me()));
             }
             None => {
-                stream.synchronize()?;
                 COUNTERS.host_waits.add(1);
+                stream.synchronize()?;
                 self.set(index, block::READY, Mark::Done(None));
             }
         }
@@ -149,38 +161,53 @@ impl Place {
         }
     }
 
+    /// Makes `stream` wait for what a process recorded.
     fn wait(&self, stream: &Stream, id: EventId, who: Owner) -> Result<()> {
         let event = self.event(id)?;
         if sabotage::is("ordering") {
             return Ok(());
         }
         let driver = stream.driver();
-        let here = self.object().arena();
-        if !here.is_present(who) {
+        let arena = self.object().arena();
+        if who == arena.me() {
+            return driver.wait(stream.raw()?, event.raw()?);
+        }
+        if !arena.is_present(who) {
             // Whoever is gone has its work done, or it never will be.
             return match driver.has_happened(event.raw()?)? {
                 true => Ok(()),
                 false => Err(writer_gone(who)),
             };
         }
-        let Gate::Host(patience) = options().gate else {
-            return driver.wait(stream.raw()?, event.raw()?);
-        };
+        match options().gate {
+            Gate::Stream => stream.wait_for_peer(&event, who, arena),
+            Gate::Host(patience) => self.wait_here(&event, who, patience),
+        }
+    }
+
+    /// Waits until what a process recorded has happened.
+    fn wait_here(&self, event: &Event, who: Owner, patience: Duration) -> Result<()> {
+        let (driver, arena) = (event.driver(), self.object().arena());
         let until = Instant::now() + patience;
+        let mut pause = Duration::from_micros(20);
         while !driver.has_happened(event.raw()?)? {
-            if !here.is_running(who) && !driver.has_happened(event.raw()?)? {
-                return Err(writer_gone(who));
+            if !arena.is_running(who) {
+                return match driver.has_happened(event.raw()?)? {
+                    true => Ok(()),
+                    false => Err(writer_gone(who)),
+                };
             }
             if Instant::now() >= until {
                 return Err(Error::new(
                     ErrorKind::TimedOut,
                     format!(
-                        "the writer of a device tensor (participant {}) was not done within {patience:?}",
+                        "the work of another process on a device tensor (participant {}) was not done within {patience:?}",
                         who.row
                     ),
                 ));
             }
-            std::thread::sleep(Duration::from_micros(50));
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
         }
         Ok(())
     }
@@ -214,45 +241,59 @@ impl Place {
         stream.synchronize()
     }
 
-    /// Makes `stream` wait for everybody who used the block, and clears what they said. Only who is alone with the block
-    /// calls it.
-    pub(crate) fn settle(&self, index: u32, stream: &Stream) -> Result<()> {
+    /// Makes sure that everybody is done who used the block, and clears what they said: before it is written again. Only who
+    /// is alone with the block calls it. `false` when somebody is not done yet, and `patience` is over.
+    ///
+    /// What another process said is asked for, and no stream waits for it: that process may be killed, and the stream would
+    /// wait for ever. What this process said, `stream` waits for.
+    pub(crate) fn settle(&self, index: u32, stream: &Stream, patience: Duration) -> Result<bool> {
         let mut waited = false;
-        for word in block::RELEASES {
-            match self.mark(index, word) {
-                Mark::None | Mark::Bound(_) | Mark::Done(_) => {}
-                Mark::Recorded(id, who) => match self.wait(stream, id, who) {
-                    Ok(()) => {
-                        waited = true;
-                        self.set(index, word, Mark::Bound(id));
-                    }
+        for word in block::RELEASES.chain(std::iter::once(block::READY)) {
+            let mark = self.mark(index, word);
+            let (id, who) = match mark {
+                Mark::Recorded(id, who) => (id, who),
+                Mark::Claimed(id, _) => {
+                    self.forget(index, word, id)?;
+                    continue;
+                }
+                _ => {
+                    self.set(index, word, mark.cleared());
+                    continue;
+                }
+            };
+            // Who released had waited for the writer.
+            if word != block::READY || !waited {
+                match self.finish(stream, id, who, patience) {
+                    Ok(true) => waited = true,
+                    Ok(false) => return Ok(false),
                     Err(error) if *error.kind() == ErrorKind::WriterGone => {
                         self.forget(index, word, id)?;
+                        continue;
                     }
                     Err(error) => return Err(error),
-                },
-                Mark::Claimed(id, _) => self.forget(index, word, id)?,
-            }
-        }
-        // Who released had waited for the writer.
-        let ready = self.mark(index, block::READY);
-        if let Mark::Recorded(id, who) = ready {
-            let outcome = if waited {
-                Ok(())
-            } else {
-                self.wait(stream, id, who)
-            };
-            match outcome {
-                Ok(()) => self.set(index, block::READY, Mark::Bound(id)),
-                Err(error) if *error.kind() == ErrorKind::WriterGone => {
-                    self.forget(index, block::READY, id)?;
                 }
-                Err(error) => return Err(error),
             }
-        } else {
-            self.set(index, block::READY, ready.cleared());
+            self.set(index, word, Mark::Bound(id));
         }
-        Ok(())
+        Ok(true)
+    }
+
+    fn finish(&self, stream: &Stream, id: EventId, who: Owner, patience: Duration) -> Result<bool> {
+        let event = self.event(id)?;
+        if who == self.me() {
+            stream.driver().wait(stream.raw()?, event.raw()?)?;
+            return Ok(true);
+        }
+        if stream.driver().has_happened(event.raw()?)? {
+            return Ok(true);
+        }
+        if patience.is_zero() && self.object().arena().is_present(who) {
+            return Ok(false);
+        }
+        match self.wait_here(&event, who, patience) {
+            Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(false),
+            other => other.map(|()| true),
+        }
     }
 
     /// An event that its recorder may not have recorded, or that may never happen, gives way to another. Its work went with
@@ -284,16 +325,20 @@ impl Place {
         Ok(true)
     }
 
-    /// The events that are bound to a block go back to the station. The origin calls it, when it gives the memory back.
-    pub(crate) fn unbind(&self, index: u32) {
+    /// The events that are bound to a block go back to the station; whether there were any. The origin calls it, of a block
+    /// that nobody uses and that is quiet.
+    pub(crate) fn unbind(&self, index: u32) -> bool {
+        let mut found = false;
         if let Self::Home(_, station) = self {
             for word in std::iter::once(block::READY).chain(block::RELEASES) {
                 if let Some(id) = self.mark(index, word).event() {
                     self.set(index, word, Mark::None);
                     station.give_back(id);
+                    found = true;
                 }
             }
         }
+        found
     }
 }
 

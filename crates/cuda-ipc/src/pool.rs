@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use shm_core::trace::Trace;
 
+use crate::device::Device;
 use crate::memory::Memory;
 
 /// The least that a block has: what CUDA aligns allocations to, and more than most scalars need.
@@ -20,6 +21,8 @@ pub(crate) const CHUNK: u64 = 2 << 20;
 const SMALL: u64 = 1 << 20;
 /// Blocks that are looked at before another allocation is made.
 const GLANCES: usize = 32;
+/// Blocks that are looked at each time.
+const FEW: usize = 4;
 
 /// How large the blocks are in which so many bytes go, and how many of them an allocation has.
 pub(crate) const fn class_of(bytes: u64) -> (u64, u32) {
@@ -93,9 +96,8 @@ impl Pool {
     /// A block of that size that nobody uses.
     pub(crate) fn take(&mut self, stride: u64) -> Option<BlockRef> {
         let class = self.classes.entry(stride).or_default();
-        if class.free.is_empty() {
-            class.sweep(GLANCES);
-        }
+        // A few in any case: what was used last is used again first, with its events and its place in caches.
+        class.sweep(if class.free.is_empty() { GLANCES } else { FEW });
         if class.free.is_empty() && class.live.len() >= class.look_at.max(GLANCES) {
             class.sweep(usize::MAX);
             class.look_at = class.live.len() * 2;
@@ -115,8 +117,8 @@ impl Pool {
         self.memories.push(memory.clone());
     }
 
-    /// An allocation that somebody else made; its one block is live.
-    pub(crate) fn add_wrapped(&mut self, memory: &Arc<Memory>) {
+    /// An allocation whose blocks are all given out by the caller: one that somebody else made, or one for slots.
+    pub(crate) fn add_lent(&mut self, memory: &Arc<Memory>) {
         self.memories.push(memory.clone());
     }
 
@@ -147,6 +149,11 @@ impl Pool {
             .filter(|live| !live.is_over())
             .map(|live| (live.token.clone(), live.block.memory.stride))
             .collect()
+    }
+
+    /// The blocks that nobody uses.
+    pub(crate) fn free_blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.classes.values().flat_map(|class| &class.free)
     }
 
     /// Takes out the allocations of which no block is used and that `may_go`.
@@ -184,6 +191,11 @@ impl Pool {
                 .retain(|block| !gone.iter().any(|memory| Arc::ptr_eq(memory, &block.memory)));
         }
         gone
+    }
+
+    /// The device that the blocks are on, if there are any.
+    pub(crate) fn device(&self) -> Option<Device> {
+        self.memories.first().map(|memory| memory.device)
     }
 
     /// How many allocations there are, and their bytes.

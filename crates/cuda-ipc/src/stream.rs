@@ -5,14 +5,20 @@
 //! ([`Stream::scope`]), else on the default stream of its device, which this crate makes once a process.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use shm_core::Arena;
+use shm_core::word::Owner;
 
 use crate::device::{Device, of_device};
 use crate::driver::{Driver, RawEvent, RawStream, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
 
 /// A stream of a device. Clones are the same stream.
 #[derive(Clone)]
@@ -24,10 +30,49 @@ struct Inner {
     raw: Option<RawStream>,
     /// An event of one's own, by which other streams are made to wait; made when it is first needed.
     scratch: Mutex<Option<RawEvent>>,
+    /// Events of other processes that the stream waits for, as far as is known, and who recorded them.
+    awaited: Mutex<HashMap<usize, (Arc<Event>, Owner, Arena)>>,
+    /// It waits for a process that is dead, and will for ever.
+    stuck: AtomicBool,
 }
+
+/// How long an event may take to happen after its recorder has died. By then, the driver is done with what it had.
+const GRACE: Duration = Duration::from_secs(1);
 
 thread_local! {
     static CURRENT: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
+}
+
+/// All streams that live.
+static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// Devices on which a stream of this process waits for ever.
+static STUCK: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+
+/// Before a call that waits for all that this process has on a device, as giving memory back and closing it do: no stream
+/// there waits for a process that has died. The thread would never come back.
+///
+/// # Errors
+/// `WriterGone`: memory stays as it is then, until this process ends.
+pub(crate) fn gate_device(device: Device) -> Result<()> {
+    let streams: Vec<_> = {
+        let all = ALL.lock();
+        all.iter().filter_map(Weak::upgrade).map(Stream).collect()
+    };
+    for stream in streams.iter().filter(|stream| stream.device() == device) {
+        // One that is stuck is seen below.
+        let _ = stream.gate();
+    }
+    if STUCK.lock().contains(&device) {
+        return Err(Error::new(
+            ErrorKind::WriterGone,
+            format!(
+                "a stream of device {} waits for a process that has died, and the driver would wait for that stream; end this process to get its memory back",
+                device.ordinal()
+            ),
+        ));
+    }
+    Ok(())
 }
 
 /// The default streams, by ordinal.
@@ -56,7 +101,9 @@ impl Stream {
         if defaults.len() <= index {
             defaults.resize(index + 1, None);
         }
-        if let Some(stream) = &defaults[index] {
+        if let Some(stream) = &defaults[index]
+            && !stream.is_stuck()
+        {
             return Ok(stream.clone());
         }
         let stream = Self::new(device)?;
@@ -80,12 +127,45 @@ impl Stream {
     }
 
     fn over(driver: &'static dyn Driver, device: Device, raw: RawStream) -> Self {
-        Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             driver,
             device,
             raw: Some(raw),
             scratch: Mutex::new(None),
-        }))
+            awaited: Mutex::default(),
+            stuck: AtomicBool::new(false),
+        });
+        let mut all = ALL.lock();
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(&inner));
+        drop(all);
+        Self(inner)
+    }
+
+    /// Gives the streams of this process until then to do what they have to do: others may wait for it.
+    pub(crate) fn drain_all(until: Instant) {
+        // Threads may be in the middle of anything when a process ends.
+        let Some(all) = ALL.try_lock_for(Duration::from_millis(100)) else {
+            return;
+        };
+        let streams: Vec<_> = all.iter().filter_map(Weak::upgrade).map(Self).collect();
+        drop(all);
+        for stream in &streams {
+            // What the driver answers so late is of no use to anybody.
+            let _ = stream.drain(until);
+        }
+        // Not destroyed now: the process ends.
+        std::mem::forget(streams);
+    }
+
+    fn drain(&self, until: Instant) -> Result<()> {
+        let driver = self.0.driver;
+        let event = driver.new_event(self.device().ordinal(), false)?;
+        driver.record(&event, self.raw()?)?;
+        while !driver.has_happened(&event)? && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        driver.drop_event(event)
     }
 
     /// The device it belongs to.
@@ -107,7 +187,103 @@ impl Stream {
     /// What the driver answers, also to work that was started earlier.
     pub fn synchronize(&self) -> Result<()> {
         check_not_forked()?;
+        self.gate()?;
         self.0.driver.synchronize(self.raw()?)
+    }
+
+    /// What is put into this stream from now on waits for an event of another process, as `who` recorded it.
+    pub(crate) fn wait_for_peer(
+        &self,
+        event: &Arc<Event>,
+        who: Owner,
+        arena: &Arena,
+    ) -> Result<()> {
+        self.0.driver.wait(self.raw()?, event.raw()?)?;
+        let key = Arc::as_ptr(event).addr();
+        self.0
+            .awaited
+            .lock()
+            .insert(key, (event.clone(), who, arena.clone()));
+        Ok(())
+    }
+
+    /// Whether it waits for a process that is known to be dead, and that did not finish.
+    pub(crate) fn is_stuck(&self) -> bool {
+        if self.0.stuck.load(Ordering::Acquire) {
+            return true;
+        }
+        let awaits_the_dead = self
+            .0
+            .awaited
+            .lock()
+            .values()
+            .any(|(_, who, arena)| !arena.is_present(*who));
+        awaits_the_dead && self.gate().is_err()
+    }
+
+    /// An event is about to be recorded anew: whether it has happened is to be asked for the last time.
+    pub(crate) fn forget_happened(&self, event: &Arc<Event>) -> Result<()> {
+        let mut awaited = self.0.awaited.lock();
+        let key = Arc::as_ptr(event).addr();
+        if awaited.contains_key(&key) && self.0.driver.has_happened(event.raw()?)? {
+            awaited.remove(&key);
+        }
+        Ok(())
+    }
+
+    /// Before a thread waits for the stream: no process that the stream waits for has died. A thread that waited for a dead
+    /// one would never come back.
+    ///
+    /// # Errors
+    /// `WriterGone`; the stream is of no use any more then.
+    pub(crate) fn gate(&self) -> Result<()> {
+        let stuck = |who: Owner| {
+            Error::new(
+                ErrorKind::WriterGone,
+                format!(
+                    "a process that a stream of device {} waits for (participant {}) has ended before its work was done; the stream cannot go on. Tensors \
+                     that are on it are lost; make another stream",
+                    self.device().ordinal(),
+                    who.row
+                ),
+            )
+        };
+        check_not_forked()?;
+        if self.0.stuck.load(Ordering::Acquire) {
+            return Err(stuck(Owner { row: 0, epoch: 0 }));
+        }
+        loop {
+            // One at a time, so that others can add theirs meanwhile.
+            let next = self
+                .0
+                .awaited
+                .lock()
+                .iter()
+                .next()
+                .map(|(key, entry)| (*key, entry.clone()));
+            let Some((key, (event, who, arena))) = next else {
+                return Ok(());
+            };
+            let mut dead_since = None;
+            let mut pause = Duration::from_micros(20);
+            while !self.0.driver.has_happened(event.raw()?)? {
+                if dead_since.is_none() && !arena.is_running(who) {
+                    dead_since = Some(Instant::now());
+                }
+                if dead_since.is_some_and(|since| since.elapsed() > GRACE) {
+                    self.0.stuck.store(true, Ordering::Release);
+                    STUCK.lock().push(self.device());
+                    return Err(stuck(who));
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(2));
+            }
+            let mut awaited = self.0.awaited.lock();
+            // It may be awaited anew.
+            if awaited.get(&key).is_some_and(|(_, now, _)| *now == who) {
+                awaited.remove(&key);
+            }
+        }
     }
 
     /// What is put into this stream from now on waits for what is in `other` now.
@@ -119,6 +295,10 @@ impl Stream {
             return Ok(());
         }
         check_not_forked()?;
+        if other.is_stuck() {
+            // It would be one more that never comes to an end.
+            return other.gate();
+        }
         let driver = self.0.driver;
         let mut scratch = other.0.scratch.lock();
         if scratch.is_none() {

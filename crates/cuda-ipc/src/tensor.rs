@@ -111,6 +111,31 @@ impl<T: Element> DeviceTensor<T> {
         Ok(Self::over(body))
     }
 
+    /// A fixed set of tensors of zeros that go round between processes, on the current stream: one allocation, with the
+    /// events that it takes to send them made beforehand. Whoever receives one opens the allocation and the events once; from
+    /// then on a hand-over opens, makes and closes nothing. Put them into a queue, take one to write, send it on, and send it
+    /// back when it was read.
+    ///
+    /// # Errors
+    /// When there is no device, or it has no room; `Shape` for none or more than a million.
+    pub fn slots(count: usize, shape: impl Into<Shape>) -> Result<Vec<Self>> {
+        let stream = Stream::current()?;
+        let number = u32::try_from(count)
+            .ok()
+            .filter(|count| (1..=1 << 20).contains(count))
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Shape,
+                    format!("{count} slots were asked for; there can be 1 to 1048576"),
+                )
+            })?;
+        let bodies = Body::slots(T::DTYPE, shape, number, &stream)?;
+        bodies
+            .into_iter()
+            .map(|body| body.fill_bytes(0).map(|()| Self::over(body)))
+            .collect()
+    }
+
     /// Memory that somebody else made as a tensor, without a copy: `address` is where its elements lie, in row-major order,
     /// on the device of `stream`, in whose order they were written. `owner` is dropped when nobody in any process uses the
     /// tensor any more.
@@ -158,6 +183,24 @@ impl<T: Element> DeviceTensor<T> {
     /// the driver answers.
     pub fn copy_from_slice(&mut self, from: &[T]) -> Result<()> {
         self.body.write(from)
+    }
+
+    /// Overwrites the elements with those of another tensor of the same device, in the order of this tensor's stream, which
+    /// waits for the other's. No thread waits.
+    ///
+    /// # Errors
+    /// When the shapes differ, one of the two is not contiguous or on another device, an origin has ended, or what the
+    /// driver answers.
+    pub fn copy_from(&mut self, from: &DeviceTensor<T>) -> Result<()> {
+        self.body.copy_from(&from.body)
+    }
+
+    /// As [`copy_from`](Self::copy_from), from a shared tensor.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_from_shared(&mut self, from: &SharedDeviceTensor<T>) -> Result<()> {
+        self.body.copy_from(&from.body)
     }
 
     /// Overwrites the elements with zeros, in the order of the tensor's stream.

@@ -13,6 +13,7 @@ use crate::device::{Device, Uuid};
 use crate::error::{Error, Result};
 use crate::hub::Hub;
 use crate::layout::{Path, malformed};
+use crate::place::Place;
 use crate::stats::COUNTERS;
 
 /// How elements lie, as bytes of the arena's own encoding.
@@ -74,6 +75,12 @@ pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::
         };
     }
     body.using.place.check_alive(false).map_err(fail)?;
+    if crate::sabotage::is("resend")
+        && let Place::Away(import) = &body.using.place
+    {
+        // As if the import were this process's own.
+        import.export().map_err(fail)?;
+    }
     let lies = Lies(body.geometry);
     let written = match &body.token {
         Token::Exclusive(token) => {

@@ -6,15 +6,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use shm_core::trace::Trace;
 use smallvec::SmallVec;
 
 use crate::driver::check_not_forked;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::place::Place;
 use crate::stream::Stream;
+
+/// How long readers that have let go may take to be done.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// This process's use of a block.
 #[derive(Debug)]
@@ -120,7 +124,12 @@ impl Use {
         }
         let mut published = self.published.lock();
         if *published {
-            self.place.settle(self.index, stream)?;
+            if !self.place.settle(self.index, stream, PATIENCE)? {
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    format!("those who read a device tensor were not done within {PATIENCE:?}"),
+                ));
+            }
             *published = false;
         }
         Ok(())

@@ -13,8 +13,56 @@ const ALLOWED: &[(&str, &str)] = &[
         "memory that iceoryx2 loans is sent without being filled",
     ),
     (
-        "crates/cuda-ipc/src/driver.rs",
-        "asks cudarc whether there is a driver library before any call that would panic without",
+        "crates/cuda-ipc/src/bytes.rs",
+        "elements as bytes, and zeros",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/context.rs",
+        "calls of the driver about contexts",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/ipc.rs",
+        "calls of the driver about handles",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/memory.rs",
+        "calls of the driver about memory",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/mod.rs",
+        "calls of the driver about devices",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/order.rs",
+        "calls of the driver about streams and events",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/symbols.rs",
+        "loads the driver library and looks its calls up",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/virtual_memory.rs",
+        "calls of the driver about mapped memory",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/handle.rs",
+        "takes handles of streams and events over from others",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/mod.rs",
+        "the call that pins memory of the host",
+    ),
+    (
+        "crates/cuda-ipc/src/exit.rs",
+        "registers what is done when the process ends",
+    ),
+    (
+        "crates/cuda-ipc/src/stream.rs",
+        "takes a stream over from others",
+    ),
+    (
+        "crates/cuda-ipc/src/tensor.rs",
+        "takes memory over from others",
     ),
     (
         "crates/shm-core/src/audit.rs",

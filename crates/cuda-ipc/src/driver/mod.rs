@@ -152,6 +152,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Takes a mapping away. The memory stays for as long as anybody maps it.
     fn unmap(&self, device: u32, mapping: Mapping) -> Result<()>;
 
+    /// Copies bytes to the device, in the order of `stream`, and returns at once.
+    ///
+    /// # Safety
+    /// The source is pinned, and neither written nor freed before the stream has come to the copy's end.
+    unsafe fn write_later(&self, stream: &RawStream, to: u64, from: &[u8]) -> Result<()>;
     /// Makes memory of this process known to the device, so that copies from and to it need no staging and no waiting.
     ///
     /// # Safety

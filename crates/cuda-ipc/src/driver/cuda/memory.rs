@@ -64,12 +64,27 @@ impl Cuda {
         if from.is_empty() {
             return Ok(());
         }
+        // SAFETY: the slice lives until the stream has been waited for. If that fails, it is an error of the device, after
+        // which it reads nothing any more.
+        unsafe { self.copy_in_later(stream, to, from) }?;
+        self.stream_synchronize(stream)
+    }
+
+    /// # Safety
+    /// The bytes are neither written nor freed before the stream has come to the copy's end.
+    pub(super) unsafe fn copy_in_later(
+        &self,
+        stream: &RawStream,
+        to: u64,
+        from: &[u8],
+    ) -> Result<()> {
         let _entered = self.enter(stream.device)?;
         let copy = self.symbols.copy_to_device()?;
-        // SAFETY: it reads the bytes of the slice, which lives until the stream has been waited for below.
-        let code = unsafe { copy(to, from.as_ptr().cast::<c_void>(), from.len(), raw(stream)) };
-        check("cuMemcpyHtoDAsync_v2", code)?;
-        self.stream_synchronize(stream)
+        let source = from.as_ptr().cast::<c_void>();
+        // SAFETY: it reads the bytes of the slice, which stay as they are until then, as the caller promises.
+        check("cuMemcpyHtoDAsync_v2", unsafe {
+            copy(to, source, from.len(), raw(stream))
+        })
     }
 
     pub(super) fn copy_out(&self, stream: &RawStream, to: &mut [u8], from: u64) -> Result<()> {

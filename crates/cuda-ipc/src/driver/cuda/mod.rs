@@ -274,6 +274,11 @@ impl Driver for Cuda {
         self.take_away(device, mapping)
     }
 
+    unsafe fn write_later(&self, stream: &RawStream, to: u64, from: &[u8]) -> Result<()> {
+        // SAFETY: the caller keeps the same contract.
+        unsafe { self.copy_in_later(stream, to, from) }
+    }
+
     unsafe fn pin(&self, device: u32, start: *mut u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller keeps the same contract.
         unsafe { self.host_register(device, start, bytes) }

@@ -142,7 +142,13 @@ impl Cuda {
         check("cuMemImportFromShareableHandle", unsafe {
             import(&raw mut handle, number, POSIX_DESCRIPTOR)
         })?;
-        self.map_handle(device, handle, bytes)
+        let mapping = self.map_handle(device, handle, bytes)?;
+        // The mapping keeps the memory; the handle would be one more thing to keep.
+        self.release(handle)?;
+        Ok(Mapping {
+            handle: 0,
+            ..mapping
+        })
     }
 
     pub(super) fn take_away(&self, device: u32, mapping: Mapping) -> Result<()> {
@@ -156,6 +162,9 @@ impl Cuda {
         check("cuMemAddressFree", unsafe {
             unreserve(mapping.address, size)
         })?;
-        self.release(mapping.handle)
+        match mapping.handle {
+            0 => Ok(()),
+            handle => self.release(handle),
+        }
     }
 }
