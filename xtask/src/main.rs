@@ -9,6 +9,7 @@ mod bench;
 mod chaos;
 mod ci;
 mod fuzz;
+mod gpu;
 mod help;
 mod loom;
 mod process;
@@ -54,6 +55,8 @@ enum Command {
     ChaosChild(chaos::ChildArgs),
     #[command(about = help::first_sentence(include_str!("fuzz/mod.rs")), long_about = help::whole(include_str!("fuzz/mod.rs")))]
     Fuzz(fuzz::Args),
+    #[command(about = help::first_sentence(include_str!("gpu.rs")), long_about = help::whole(include_str!("gpu.rs")))]
+    Gpu(gpu::Args),
     /// The process that runs one input of `fuzz`; not for people.
     #[command(hide = true)]
     FuzzChild(fuzz::ChildArgs),
@@ -85,6 +88,10 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::run(&args),
         Command::FuzzChild(args) => fuzz::run_child(&args),
         Command::BenchMember(args) => bench::run_member(&args),
+        Command::Gpu(args) => match gpu::run(&args) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -149,7 +149,15 @@ impl Knobs {
         for (name, value) in self.variables() {
             set(name, value);
         }
-        load()
+        let session = load()?;
+        if self
+            .variables()
+            .any(|(name, _)| name != knobs::DELAY && name != knobs::RACES)
+        {
+            // No real machine can be made to be like that.
+            session.only_emulated();
+        }
+        Ok(session)
     }
 }
 

@@ -78,6 +78,15 @@ impl Session {
         self.is_emulated
     }
 
+    /// Ends the test's process where the driver is a real one, with the exit code (77) by which a harness knows that it was
+    /// skipped. What only the emulated driver can show calls this by itself: counts of calls, and holding streams back.
+    pub fn only_emulated(&self) {
+        if !self.is_emulated {
+            println!("needs the emulated driver");
+            std::process::exit(77);
+        }
+    }
+
     /// The processes that have started the driver and live, in the order in which they did.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
@@ -92,9 +101,10 @@ impl Session {
         people.iter().map(|person| person.pid).collect()
     }
 
-    /// The calls of all processes so far.
+    /// The calls of all processes so far. Not on a real driver ([`only_emulated`](Self::only_emulated)).
     #[must_use]
     pub fn calls(&self) -> Calls {
+        self.only_emulated();
         let tables = self.board.lock();
         let mut sum = Calls(tables.past_calls);
         for (row, _) in tables
@@ -111,6 +121,7 @@ impl Session {
     /// The calls of one process so far; none when it is gone, or has not started the driver.
     #[must_use]
     pub fn calls_of(&self, pid: u32) -> Calls {
+        self.only_emulated();
         let tables = self.board.lock();
         let mut sum = Calls([0; calls::COUNT]);
         for (row, _) in tables
@@ -164,8 +175,9 @@ impl Session {
         self.board.lock().log.clear();
     }
 
-    /// Holds all streams of all processes back: operations are issued, and none is done.
+    /// Holds all streams of all processes back: operations are issued, and none is done. Not on a real driver.
     pub fn hold(&self) {
+        self.only_emulated();
         self.board.words.set_hold(true);
     }
 

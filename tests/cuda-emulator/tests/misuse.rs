@@ -42,6 +42,7 @@ const INVALID_CONTEXT: Code = Code(201);
 const INVALID_HANDLE: Code = Code(400);
 const ILLEGAL_ADDRESS: Code = Code(700);
 
+/// What follows are rules of the driver's manual, and can be tried on a real one: it is how the emulator is kept honest.
 fn start() -> (Session, Driver) {
     let session = Knobs::new().load().unwrap();
     let driver = Driver::loaded();

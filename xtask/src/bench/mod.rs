@@ -39,6 +39,7 @@ mod subject;
 
 pub(crate) use crowd::{Args as MemberArgs, member as run_member};
 pub(crate) use end::{Args as EndArgs, run as run_end};
+pub(crate) use machine::today;
 
 use std::process::Command;
 
