@@ -179,11 +179,7 @@ fn is_of_a_death(error: &(dyn std::error::Error + 'static)) -> bool {
         if let Some(error) = error.downcast_ref::<cuda_ipc::Error>() {
             return matches!(
                 error.kind(),
-                ErrorKind::OriginGone { .. }
-                    | ErrorKind::WriterGone
-                    | ErrorKind::NoPath
-                    | ErrorKind::Driver { .. }
-                    | ErrorKind::System
+                ErrorKind::OriginGone { .. } | ErrorKind::WriterGone
             );
         }
         cause = error.source();
