@@ -64,3 +64,49 @@ fn a_cpu_that_is_not_there_is_an_error_that_names_it() {
         "{errors}"
     );
 }
+
+#[test]
+fn a_device_tensor_costs_each_process_one_event_and_one_wait() {
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["bench", "cuda", "--emulated", "--json"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && errors.contains("two CPUs are needed") {
+        return;
+    }
+    assert!(output.status.success(), "{errors}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let put: Vec<_> = lines
+        .iter()
+        .filter(|line| line["case"] == "device put")
+        .collect();
+    assert_eq!(put.len(), 2, "{lines:?}");
+    for side in put {
+        let steady = serde_json::json!({"cuEventRecord": 1.0, "cuStreamWaitEvent": 1.0});
+        assert_eq!(side["calls"], steady, "{side}");
+    }
+}
+
+#[test]
+fn without_a_gpu_the_suite_cuda_says_so_and_measures_nothing() {
+    if cuda_ipc::is_available() {
+        println!("skipped: there is a GPU");
+        return;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["bench", "--as-built", "cuda", "--quick", "--json"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("two CPUs are needed") {
+        return;
+    }
+    assert!(output.status.success(), "{errors}");
+    assert!(output.stdout.is_empty());
+    assert!(errors.contains("left out cuda: device put: "), "{errors}");
+}

@@ -76,3 +76,10 @@ fn kills_of_workers_cost_no_task_more_than_its_value() {
     is_clean(&told);
     assert!(told["children_killed"].as_u64().unwrap() > 0, "{told}");
 }
+
+#[test]
+fn kills_among_device_tensors_free_nothing_that_is_read() {
+    let told = chaos("cuda");
+    is_clean(&told);
+    killed_the_crew(&told);
+}

@@ -226,7 +226,7 @@ impl Visited {
         driver: &'static dyn Driver,
         handle: [u64; 2],
     ) -> Result<Self> {
-        let object = Object::open(arena, handle)?;
+        let object = crate::import::open_object(arena, handle)?;
         object.expect(ObjectKind::DeviceStation)?;
         if object.word_count() < station::EVENTS {
             return Err(malformed("a station is too short"));
@@ -279,7 +279,11 @@ impl Visited {
         if before != u64::from(id.generation) || generation() != before {
             return Err(malformed("an event that its station does not have"));
         }
-        let raw = self.driver.import_event(device.ordinal(), &handle)?;
+        let raw = match self.driver.import_event(device.ordinal(), &handle) {
+            Ok(raw) => raw,
+            Err(error) if self.object.arena().is_running(self.origin) => return Err(error),
+            Err(error) => return Err(crate::import::memory_gone().because(error)),
+        };
         COUNTERS.events_opened.add(1);
         let event = Arc::new(Event {
             driver: self.driver,

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use shm_core::Arena;
 use shm_core::object::{Object, ObjectKind};
 use shm_core::word::Owner;
 
@@ -42,17 +43,7 @@ pub(crate) struct Import {
 impl Import {
     /// Opens the allocation that a token names; somebody holds it meanwhile, or it is gone with its origin.
     pub(crate) fn open(hub: &Hub, handle: [u64; 2]) -> Result<Self> {
-        let object = Object::open(&hub.arena, handle).map_err(|error| {
-            match error.kind() {
-                shm_core::ErrorKind::Stale => Error::new(
-                    ErrorKind::OriginGone { pid: None },
-                    "the process whose memory a device tensor lies in has ended, and its memory with it; a producer must outlive what its consumers have not \
-                     received (`cuda_ipc::close(timeout)` waits for them and says who is late)",
-                )
-                .because(error),
-                _ => error.into(),
-            }
-        })?;
+        let object = open_object(&hub.arena, handle)?;
         object.expect(ObjectKind::DeviceMemory)?;
         let said = Described::read(&object)?;
         let count =
@@ -151,6 +142,23 @@ impl Import {
             ),
         ))
     }
+}
+
+/// An object of another process, which is gone when that process is.
+pub(crate) fn open_object(arena: &Arena, handle: [u64; 2]) -> Result<Object> {
+    Object::open(arena, handle).map_err(|error| match error.kind() {
+        shm_core::ErrorKind::Stale => memory_gone().because(error),
+        _ => error.into(),
+    })
+}
+
+/// The origin of what is received is gone, and nobody knows any more which process that was.
+pub(crate) fn memory_gone() -> Error {
+    Error::new(
+        ErrorKind::OriginGone { pid: None },
+        "the process whose memory a device tensor lies in has ended, and its memory with it; a producer must outlive what its consumers have not \
+         received (`cuda_ipc::close(timeout)` waits for them and says who is late)",
+    )
 }
 
 fn origin_gone(said: &Described, hub: &Hub) -> Error {

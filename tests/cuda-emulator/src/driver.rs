@@ -30,9 +30,15 @@ fn outcome(code: i32) -> Outcome {
 
 /// The address of a symbol of the loaded driver.
 fn symbol(name: &str) -> Option<*const ()> {
-    let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
-    // SAFETY: the name is a string; a library that is not loaded stays so.
-    let library = unsafe { libc::dlopen(c"libcuda.so".as_ptr(), flags) };
+    // The emulated driver is loaded already; without it, this is the system's.
+    let open = |name: &std::ffi::CStr| {
+        // SAFETY: the name is a string; a driver's library may be loaded at any time.
+        unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }
+    };
+    let mut library = open(c"libcuda.so");
+    if library.is_null() {
+        library = open(c"libcuda.so.1");
+    }
     let name = CString::new(name).ok()?;
     if library.is_null() {
         return None;
@@ -117,6 +123,16 @@ impl Driver {
     #[must_use]
     pub fn has(self, name: &str) -> bool {
         symbol(name).is_some()
+    }
+
+    /// What `cuInit` and a call after it answer in a bare fork of this process.
+    #[must_use]
+    pub fn codes_in_a_fork(self) -> Option<(i32, i32)> {
+        let first =
+            crate::raw::in_a_fork(|| Self(()).init(0).err().map_or(0, |code| code.0 as u8))?;
+        let second =
+            crate::raw::in_a_fork(|| Self(()).device_count().err().map_or(0, |code| code.0 as u8))?;
+        Some((i32::from(first), i32::from(second)))
     }
 
     /// Starts it and makes the device's primary context current.

@@ -174,9 +174,7 @@ impl Process {
         let event = self.local().event(handle)?;
         self.check_event(event, self.place(call))?;
         match self.latest(event) {
-            Some((ticket, clock))
-                if self.board.words.progress(ticket) == crate::board::Progress::Done =>
-            {
+            Some((ticket, clock)) if self.progress(ticket) == crate::board::Progress::Done => {
                 self.board.lock().host.join(&clock);
                 Ok(())
             }

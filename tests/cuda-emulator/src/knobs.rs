@@ -3,8 +3,9 @@
 use std::env;
 use std::time::Duration;
 
-/// The variables. The library reads all but the first two when it is started.
+/// The variables. The library reads all but the first three when it is started.
 pub(crate) const LIBRARY: &str = "CUDA_EMULATOR_LIBRARY";
+pub(crate) const OFF: &str = "CUDA_EMULATOR_OFF";
 pub(crate) const BOARD: &str = "CUDA_EMULATOR_BOARD";
 pub(crate) const MISSING: &str = "CUDA_EMULATOR_MISSING";
 pub(crate) const VERSION: &str = "CUDA_EMULATOR_VERSION";
@@ -14,6 +15,7 @@ pub(crate) const WITHOUT: &str = "CUDA_EMULATOR_WITHOUT";
 pub(crate) const MEMORY: &str = "CUDA_EMULATOR_MEMORY_MIB";
 pub(crate) const RACES: &str = "CUDA_EMULATOR_RACES";
 pub(crate) const FAIL: &str = "CUDA_EMULATOR_FAIL";
+pub(crate) const DEAD_EVENTS: &str = "CUDA_EMULATOR_DEAD_EVENTS";
 pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// What the emulated machine can lack.
@@ -75,6 +77,8 @@ pub(crate) struct Knobs {
     pub(crate) delay: Duration,
     pub(crate) memory: u64,
     pub(crate) races: bool,
+    /// Whether what a dead process left unfinished counts as finished.
+    pub(crate) dead_events_happen: bool,
     pub(crate) failures: Vec<Failure>,
     without: Vec<Feature>,
 }
@@ -88,6 +92,7 @@ impl Knobs {
             delay: Duration::from_micros(number(DELAY, 0)),
             memory: number(MEMORY, 16 << 10) << 20,
             races: number(RACES, 1) != 0,
+            dead_events_happen: env::var(DEAD_EVENTS).is_ok_and(|value| value == "happen"),
             failures: failures(&env::var(FAIL).unwrap_or_default()),
             without: FEATURES
                 .iter()

@@ -36,5 +36,5 @@ mod words;
 pub use board::Kind;
 pub use driver::{Code, Driver, HandleBytes};
 pub use knobs::Feature;
-pub use load::{Error, Knobs, inherit, load};
+pub use load::{Error, Knobs, inherit, is_inherited, load};
 pub use session::{Calls, Live, Report, Session};

@@ -122,6 +122,13 @@ impl Knobs {
         self.with(knobs::RACES, 0)
     }
 
+    /// Events that a process left unfinished when it died happen all the same, as if the driver finished its work; without
+    /// this they never do. Which of the two a driver does is not written anywhere.
+    #[must_use]
+    pub fn events_of_the_dead_happen(self) -> Self {
+        self.with(knobs::DEAD_EVENTS, "happen")
+    }
+
     /// Each call of that name answers that code; with `nth`, only the how manieth, from 1.
     #[must_use]
     pub fn fail(self, call: &str, code: i32, nth: Option<u64>) -> Self {
@@ -142,12 +149,29 @@ impl Knobs {
         for (name, value) in self.variables() {
             set(name, value);
         }
-        load()
+        let session = load()?;
+        if self
+            .variables()
+            .any(|(name, _)| name != knobs::DELAY && name != knobs::RACES)
+        {
+            // No real machine can be made to be like that.
+            session.only_emulated();
+        }
+        Ok(session)
     }
+}
+
+/// A board that no driver uses.
+fn board_of_nobody() -> Result<(&'static Board, &'static File), Error> {
+    let (file, board) = Board::create().map_err(|error| Error(format!("its board: {error}")))?;
+    Ok((board, Box::leak(Box::new(file))))
 }
 
 /// Puts the emulated driver in the place of one, for this process and for children that call this too. To be called first
 /// thing in `main`, while there are no other threads. Called again, it finds what is there.
+///
+/// With `CUDA_EMULATOR_OFF` in the environment nothing is loaded, and the test runs on the system's driver:
+/// [`Session::is_emulated`] tells.
 ///
 /// # Errors
 /// When the library is not where cargo puts it, or cannot be loaded.
@@ -156,6 +180,9 @@ pub fn load() -> Result<Session, Error> {
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(session) = &*loaded {
         return Ok(*session);
+    }
+    if env::var_os(knobs::OFF).is_some() {
+        return Ok(*loaded.insert(Session::of_a_real_driver(board_of_nobody()?)));
     }
     let path = library()?;
     let (file, board) = match env::var(knobs::BOARD) {
@@ -181,10 +208,16 @@ pub fn load() -> Result<Session, Error> {
 /// # Errors
 /// As [`load`].
 pub fn inherit() -> Result<Option<Session>, Error> {
-    match env::var_os(knobs::BOARD) {
-        Some(_) => load().map(Some),
-        None => Ok(None),
+    match is_inherited() {
+        true => load().map(Some),
+        false => Ok(None),
     }
+}
+
+/// Whether this process or a parent of it has called [`load`].
+#[must_use]
+pub fn is_inherited() -> bool {
+    env::var_os(knobs::BOARD).is_some()
 }
 
 /// The library's path: said by a parent, or where cargo leaves it for a test or a program.
@@ -196,7 +229,8 @@ fn library() -> Result<PathBuf, Error> {
         env::current_exe().map_err(|error| Error(format!("this executable's path: {error}")))?;
     let folders = this.ancestors().skip(1).take(2);
     let places: Vec<PathBuf> = folders
-        .flat_map(|folder| [folder.join(FILE), folder.join("deps").join(FILE)])
+        // In `deps` it is of the same build as this; elsewhere it may have been left by an older one.
+        .flat_map(|folder| [folder.join("deps").join(FILE), folder.join(FILE)])
         .collect();
     let found = places.iter().find(|path| path.is_file()).cloned();
     found.ok_or_else(|| {

@@ -241,11 +241,10 @@ impl Process {
     /// Where the caller is, for reports. The stream's operation is filled in when it is issued.
     pub(crate) fn place(&self, call: Call) -> Access {
         let mut name = [0; 16];
-        let current = std::thread::current();
-        let text = current.name().unwrap_or("unnamed").as_bytes();
-        // The end says more: names of tests are long, and so are paths of modules.
-        let text = &text[text.len().saturating_sub(name.len())..];
-        name[..text.len()].copy_from_slice(text);
+        // Asked of the kernel: this library's std did not start the thread, and does not know it.
+        let text = rustix::thread::name().unwrap_or_default();
+        let text = text.as_bytes();
+        name[..text.len().min(16)].copy_from_slice(&text[..text.len().min(16)]);
         Access {
             stream: 0,
             call: call.0,

@@ -210,3 +210,18 @@ pub(crate) fn own_symbol(name: &str) -> Option<usize> {
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     (!found.is_null()).then(|| found.expose_provenance())
 }
+
+/// Runs a function in a bare fork of this process: what it answers, as the child's exit code.
+pub(crate) fn in_a_fork(body: fn() -> u8) -> Option<u8> {
+    // SAFETY: the child calls the function, which takes no lock that another thread may hold, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let code = i32::from(body());
+        // SAFETY: ends the child at once, without what a program does at its end.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is room for the answer; the child is this process's own.
+    let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    (ended == child && libc::WIFEXITED(status)).then(|| libc::WEXITSTATUS(status) as u8)
+}

@@ -11,6 +11,7 @@ use crate::calls;
 pub struct Session {
     board: &'static Board,
     file: &'static File,
+    is_emulated: bool,
 }
 
 impl std::fmt::Debug for Session {
@@ -55,12 +56,55 @@ pub struct Live {
 
 impl Session {
     pub(crate) fn new(board: &'static Board, file: &'static File) -> Self {
-        Self { board, file }
+        Self {
+            board,
+            file,
+            is_emulated: true,
+        }
     }
 
-    /// The calls of all processes so far.
+    /// Nothing is seen of a real driver: all counts are zero, and nothing is ever reported.
+    pub(crate) fn of_a_real_driver((board, file): (&'static Board, &'static File)) -> Self {
+        Self {
+            board,
+            file,
+            is_emulated: false,
+        }
+    }
+
+    /// Whether the driver is the emulated one, so that there is something to see here.
+    #[must_use]
+    pub fn is_emulated(&self) -> bool {
+        self.is_emulated
+    }
+
+    /// Ends the test's process where the driver is a real one, with the exit code (77) by which a harness knows that it was
+    /// skipped. What only the emulated driver can show calls this by itself: counts of calls, and holding streams back.
+    pub fn only_emulated(&self) {
+        if !self.is_emulated {
+            println!("needs the emulated driver");
+            std::process::exit(77);
+        }
+    }
+
+    /// The processes that have started the driver and live, in the order in which they did.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        let mut tables = self.board.lock();
+        tables.bury(self.board, self.file);
+        let mut people: Vec<_> = tables
+            .processes
+            .iter()
+            .filter(|person| person.pid != 0)
+            .collect();
+        people.sort_unstable_by_key(|person| person.serial);
+        people.iter().map(|person| person.pid).collect()
+    }
+
+    /// The calls of all processes so far. Not on a real driver ([`only_emulated`](Self::only_emulated)).
     #[must_use]
     pub fn calls(&self) -> Calls {
+        self.only_emulated();
         let tables = self.board.lock();
         let mut sum = Calls(tables.past_calls);
         for (row, _) in tables
@@ -77,6 +121,7 @@ impl Session {
     /// The calls of one process so far; none when it is gone, or has not started the driver.
     #[must_use]
     pub fn calls_of(&self, pid: u32) -> Calls {
+        self.only_emulated();
         let tables = self.board.lock();
         let mut sum = Calls([0; calls::COUNT]);
         for (row, _) in tables
@@ -130,8 +175,9 @@ impl Session {
         self.board.lock().log.clear();
     }
 
-    /// Holds all streams of all processes back: operations are issued, and none is done.
+    /// Holds all streams of all processes back: operations are issued, and none is done. Not on a real driver.
     pub fn hold(&self) {
+        self.only_emulated();
         self.board.words.set_hold(true);
     }
 

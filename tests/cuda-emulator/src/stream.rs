@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
-use crate::board::{Clock, Kind, Ticket, Touch, What};
+use crate::board::{Clock, Kind, Progress, Ticket, Touch, What};
 use crate::calls::Call;
 use crate::code::{self, Answer, refuse};
 use crate::process::{Local, Process};
@@ -163,7 +163,7 @@ impl Stream {
         raw::block_signals();
         while let Some(item) = self.next() {
             for ticket in item.after {
-                process.board.words.wait(ticket);
+                process.wait_ticket(ticket);
             }
             process.board.words.pass_hold();
             if !matches!(item.work, Work::Nothing) && !process.knobs.delay.is_zero() {
@@ -373,9 +373,33 @@ impl Local {
 }
 
 impl Process {
+    pub(crate) fn progress(&self, ticket: Ticket) -> Progress {
+        let happen = self.knobs.dead_events_happen;
+        let progress = self.board.words.progress(ticket, happen);
+        if progress == Progress::Pending && happen {
+            self.bury();
+            return self.board.words.progress(ticket, happen);
+        }
+        progress
+    }
+
+    /// Waits for an operation. For one that never will be finished, for ever, as on a device.
+    fn wait_ticket(&self, ticket: Ticket) {
+        let happen = self.knobs.dead_events_happen;
+        while !self.board.words.wait(ticket, happen) {
+            if happen {
+                self.bury();
+            }
+        }
+    }
+
+    fn bury(&self) {
+        self.board.lock().bury(self.board, &self.file);
+    }
+
     /// Waits for an operation, and knows then that all before it is finished.
     pub(crate) fn wait_for(&self, (ticket, clock): (Ticket, Clock)) {
-        self.board.words.wait(ticket);
+        self.wait_ticket(ticket);
         self.board.lock().host.join(&clock);
     }
 

@@ -5,6 +5,7 @@ use spawn::StartMethod;
 
 use super::attach::{Attach, Map};
 use super::blocks::{Act, Blocks, Local};
+use super::cuda::{self, Cuda};
 use super::filling::Filling;
 use super::floor::{CacheLine, FutexWake};
 use super::many::{Idle, Many};
@@ -33,6 +34,8 @@ pub(crate) enum Suite {
     Memory,
     /// Tasks of a pool: single calls, and those of a map.
     Pool,
+    /// Device tensors from process to process; needs a GPU.
+    Cuda,
 }
 
 /// A subject and the floor that fits it; none: the subject itself.
@@ -50,6 +53,7 @@ impl Suite {
             Suite::Memory,
             Suite::Pool,
             Suite::Spawn,
+            Suite::Cuda,
         ]
     }
 
@@ -61,6 +65,7 @@ impl Suite {
             Suite::Spawn => "spawn",
             Suite::Memory => "memory",
             Suite::Pool => "pool",
+            Suite::Cuda => "cuda",
         }
     }
 
@@ -85,6 +90,7 @@ impl Suite {
             Suite::Memory => memory(),
             Suite::Queue => queue(),
             Suite::Spawn => starts(),
+            Suite::Cuda => devices(),
             Suite::Pool => {
                 let work = [Work::Call, Work::Map { chunk: 1 }, Work::Map { chunk: 16 }];
                 let mut cases: Vec<_> = work
@@ -157,6 +163,21 @@ fn starts() -> Vec<Case> {
         subject: peer("procspawn", "procspawn"),
         floor: Some(peer("run again, peer", "floor")),
     });
+    cases
+}
+
+fn devices() -> Vec<Case> {
+    use cuda::Act;
+    let case = |act, floor| Case {
+        subject: Box::new(Cuda(act)),
+        floor: Some(floor),
+    };
+    let line = || -> Box<dyn Subject> { Box::new(CacheLine) };
+    let mut cases: Vec<Case> = cuda::HANDOVERS
+        .iter()
+        .map(|&act| case(act, line()))
+        .collect();
+    cases.push(case(Act::CopyReceived, Box::new(Cuda(Act::CopyOwn))));
     cases
 }
 
@@ -319,6 +340,9 @@ mod tests {
             "attach 64GiB",
             "call",
             "map",
+            "device attach 1GiB",
+            "device put",
+            "device to device",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

@@ -11,7 +11,7 @@ use super::control::Control;
 use super::crew::End;
 use super::killer::Aim;
 use super::receipts::{Pen, Receipts};
-use super::{memory, pool, queue, spawning};
+use super::{cuda, memory, pool, queue, spawning};
 use crate::Result;
 
 /// The suites there are.
@@ -23,6 +23,8 @@ pub(crate) enum Name {
     Queue,
     /// Tasks in pools whose workers are killed, each accounted for.
     Pool,
+    /// Device tensors through queues, on the emulated driver.
+    Cuda,
     /// Parents and children, started by each method, nested too.
     Spawn,
 }
@@ -33,6 +35,7 @@ impl Name {
             Self::Memory => &memory::Memory,
             Self::Queue => &queue::Queues,
             Self::Pool => &pool::Pools,
+            Self::Cuda => &cuda::Cuda,
             Self::Spawn => &spawning::Spawning,
         }
     }

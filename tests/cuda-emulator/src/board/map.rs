@@ -29,6 +29,8 @@ impl Board {
         board
             .id
             .store(u64::from_ne_bytes(id) | 1, Ordering::Relaxed);
+        let size = size_of::<Self>() as u64;
+        board.layout.store(size, Ordering::Relaxed);
         // Release: who sees the magic number sees the lock and the id.
         board.magic.store(MAGIC, Ordering::Release);
         Ok((file, board))
@@ -47,7 +49,8 @@ impl Board {
         }
         let board = map(&file)?;
         // Acquire: pairs with the store that finished the board.
-        if board.magic.load(Ordering::Acquire) != MAGIC {
+        let is_one = board.magic.load(Ordering::Acquire) == MAGIC;
+        if !is_one || board.layout.load(Ordering::Relaxed) != size_of::<Self>() as u64 {
             return Err(odd("is a board of another version"));
         }
         Ok((file, board))

@@ -55,6 +55,8 @@ const MAGIC: u64 = 0x656d_755f_6375_0001;
 pub(crate) struct Board {
     /// [`MAGIC`], stored when everything else is in place.
     magic: AtomicU64,
+    /// The size of this, by which builds that differ are told apart.
+    layout: AtomicU64,
     /// Tells boards apart, in handles.
     id: AtomicU64,
     lock: RawLock,

@@ -8,14 +8,19 @@ use super::{Board, PROCESSES, map};
 use crate::code::{self, Answer, refuse};
 
 /// When a process started, in ticks since the machine did; none when it is not there, or only waits to be collected.
+///
+/// A process whose first thread has ended is a zombie by this file while its other threads still end, and so still has what
+/// it had open: it is there until they are gone, as a driver sees it.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything, parentheses too.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    if matches!(fields.next()?, "Z" | "X") {
+    let state = fields.next()?;
+    let threads: u32 = fields.nth(16)?.parse().ok()?;
+    if matches!(state, "Z" | "X") && threads <= 1 {
         return None;
     }
-    fields.nth(18)?.parse().ok()
+    fields.nth(1)?.parse().ok()
 }
 
 /// Whether that very process is there.
@@ -57,9 +62,11 @@ impl Tables {
     /// Takes back what the process in that row had: a driver does, whether it was killed or has ended.
     pub(crate) fn leave(&mut self, board: &Board, file: &File, row: usize) {
         let owner = row as u32 + 1;
-        for stream in &mut self.streams {
+        for (slot, stream) in self.streams.iter_mut().enumerate() {
             if stream.owner == owner {
                 stream.owner = 0;
+                let torn = board.words.done(slot) != stream.issued;
+                board.words.turn(slot, stream.issued, torn);
                 // Its work is over, finished or not: nothing of it can collide with what comes.
                 let clock = stream.clock;
                 self.host.join(&clock);

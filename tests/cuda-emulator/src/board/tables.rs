@@ -169,8 +169,7 @@ impl Tables {
             stream.lenient = false;
             stream.clock = host;
             stream.clock.set(index, stream.issued);
-            let torn = board.words.done(index) != stream.issued;
-            let generation = board.words.begin(index, stream.issued, torn);
+            let generation = board.words.turn(index, stream.issued, false);
             return Ok((index, generation));
         }
         refuse(

@@ -44,16 +44,15 @@ pub(crate) enum Progress {
 }
 
 impl Words {
-    pub(crate) fn progress(&self, ticket: Ticket) -> Progress {
+    pub(crate) fn progress(&self, ticket: Ticket, dead_happen: bool) -> Progress {
         let stream = &self.streams[usize::from(ticket.stream)];
-        // Acquire: pairs with `begin`, which sets `done` and `torn` before it counts up.
+        // Acquire: pairs with `turn`, which sets `done` and `torn` before it counts up.
         let generation = stream.generation.load(Ordering::Acquire);
         if generation != ticket.generation {
             let torn = stream.torn.load(Ordering::Relaxed) >> (ticket.generation % 64) & 1;
-            return if torn == 1 {
-                Progress::Never
-            } else {
-                Progress::Done
+            return match torn == 1 && !dead_happen {
+                true => Progress::Never,
+                false => Progress::Done,
             };
         }
         // Acquire: pairs with `finish`, so that what the operation wrote is seen.
@@ -63,17 +62,17 @@ impl Words {
         }
     }
 
-    /// Waits until the operation is finished. For one that never will be, for ever, as on a device.
-    pub(crate) fn wait(&self, ticket: Ticket) {
+    /// Waits a while until the operation is finished; whether it is.
+    pub(crate) fn wait(&self, ticket: Ticket, dead_happen: bool) -> bool {
         let stream = &self.streams[usize::from(ticket.stream)];
-        loop {
-            let bell = stream.bell.load(Ordering::Acquire);
-            if self.progress(ticket) == Progress::Done {
-                return;
-            }
-            // The limit is for a slot whose process died: nobody rings then.
-            futex_wait(&stream.bell, bell, Duration::from_millis(100));
+        // Acquire: pairs with `ring`.
+        let bell = stream.bell.load(Ordering::Acquire);
+        if self.progress(ticket, dead_happen) == Progress::Done {
+            return true;
         }
+        // The limit is for a slot whose process died: nobody rings then.
+        futex_wait(&stream.bell, bell, Duration::from_millis(100));
+        self.progress(ticket, dead_happen) == Progress::Done
     }
 
     /// A stream's next operation is finished.
@@ -84,8 +83,8 @@ impl Words {
         self.ring(stream);
     }
 
-    /// The slot gets another stream, whose operations count on from `issued`. `torn` says whether the one before left work.
-    pub(super) fn begin(&self, stream: usize, issued: u32, torn: bool) -> u32 {
+    /// The slot's stream is no more, and operations count on from `issued`. `torn` says whether it left work undone.
+    pub(super) fn turn(&self, stream: usize, issued: u32, torn: bool) -> u32 {
         let words = &self.streams[stream];
         let old = words.generation.load(Ordering::Relaxed);
         let bit = 1 << (old % 64);

@@ -52,7 +52,7 @@ driver_calls! {
         let current = process.current()?;
         let stream = process.local().stream(process, stream, current)?;
         let (ticket, clock) = stream.latest(process);
-        if process.board.words.progress(ticket) != Progress::Done {
+        if process.progress(ticket) != Progress::Done {
             return refuse(code::NOT_READY, "the stream has work left");
         }
         process.board.lock().host.join(&clock);

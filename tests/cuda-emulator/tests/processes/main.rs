@@ -1,12 +1,25 @@
 //! The emulated driver between processes: handles, events, descriptors, deaths.
 
+mod orders;
 mod peer;
 mod scenes;
 
 use std::process::ExitCode;
 
-use cuda_emulator::{Code, Driver, Kind, Session, load};
+use cuda_emulator::{Code, Driver, Kind, Knobs, Session, load};
 use integration_tests::{Test, tests};
+use orders::{
+    a_reader_that_does_not_wait_is_found, a_release_that_is_recorded_before_the_read_is_found,
+    a_writer_that_does_not_wait_for_the_release_is_found,
+    a_writer_that_waits_on_the_host_needs_no_event,
+    an_event_that_is_destroyed_while_another_process_uses_it_is_reported,
+    an_order_by_way_of_another_process_is_enough,
+    memory_that_is_freed_before_a_reader_is_done_is_a_race,
+    memory_that_is_freed_while_another_process_has_it_is_reported,
+    memory_travels_as_a_descriptor_and_outlives_who_made_it,
+    races_on_virtual_memory_are_found_between_processes, what_a_killed_reader_was_doing_is_no_race,
+    what_a_process_forgets_is_reported_at_its_end,
+};
 use peer::Peer;
 use scenes::SCENES;
 
@@ -18,6 +31,19 @@ fn main() -> ExitCode {
         memory_of_a_dead_process_stays_for_who_has_it_open,
         nothing_is_left_of_a_killed_process,
         an_event_of_a_killed_process_never_happens,
+        unless_a_knob_says_that_it_does,
+        a_reader_that_does_not_wait_is_found,
+        a_writer_that_does_not_wait_for_the_release_is_found,
+        a_release_that_is_recorded_before_the_read_is_found,
+        an_order_by_way_of_another_process_is_enough,
+        a_writer_that_waits_on_the_host_needs_no_event,
+        memory_that_is_freed_while_another_process_has_it_is_reported,
+        memory_that_is_freed_before_a_reader_is_done_is_a_race,
+        an_event_that_is_destroyed_while_another_process_uses_it_is_reported,
+        what_a_killed_reader_was_doing_is_no_race,
+        memory_travels_as_a_descriptor_and_outlives_who_made_it,
+        races_on_virtual_memory_are_found_between_processes,
+        what_a_process_forgets_is_reported_at_its_end,
     ];
     integration_tests::main_with_scenes(tests, SCENES)
 }
@@ -99,6 +125,24 @@ fn nothing_is_left_of_a_killed_process() {
     assert_ne!(session.live(), before);
     peer.kill();
     assert_eq!(session.live(), before);
+}
+
+fn unless_a_knob_says_that_it_does() {
+    let session = Knobs::new().events_of_the_dead_happen().load().unwrap();
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let mut peer = Peer::start("records_and_waits");
+    session.hold();
+    peer.say(&[1]);
+    let event = driver.open_event(peer.hear()).unwrap();
+    let stream = driver.stream(1).unwrap();
+    driver.wait(stream, event, 0).unwrap();
+    assert_eq!(driver.query_event(event), Err(Code(600)));
+    peer.kill();
+    session.let_go();
+    driver.synchronize_stream(stream).unwrap();
+    assert_eq!(driver.query_event(event), Ok(()));
+    driver.destroy_event(event).unwrap();
 }
 
 fn an_event_of_a_killed_process_never_happens() {

@@ -36,6 +36,18 @@ impl Peer {
         bytes
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives orders, a letter each, and waits until they are followed.
+    pub(crate) fn orders(&mut self, orders: &str) {
+        for order in orders.bytes() {
+            self.say(&[order]);
+            assert_eq!(self.hear(), [order]);
+        }
+    }
+
     pub(crate) fn ends_well(mut self) {
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{status}");
