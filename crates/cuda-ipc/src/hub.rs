@@ -142,6 +142,7 @@ impl Hub {
         drop(pool);
         let (block, place) = found?;
         COUNTERS.reused.add(u64::from(!made));
+        block.memory.keep_open();
         place.begin_turn(block.index);
         Ok((block, place))
     }

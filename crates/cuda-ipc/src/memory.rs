@@ -264,6 +264,14 @@ impl Memory {
         }
     }
 
+    /// It is used again: nobody has to close it.
+    pub(crate) fn keep_open(&self) {
+        let word = self.object.word(memory::RETIRED);
+        if word.load(Ordering::Relaxed) != 0 {
+            word.store(0, Ordering::Release);
+        }
+    }
+
     /// A descriptor by which another process maps it.
     pub(crate) fn descriptor(&self, hub: &Hub) -> Result<std::os::fd::OwnedFd> {
         match &*self.kept.lock() {

@@ -32,7 +32,7 @@ impl Default for Options {
             path: std::env::var("TENSORMP_CUDA_PATH")
                 .ok()
                 .and_then(|name| path_of(&name)),
-            events: 512,
+            events: 2_048,
             gate: Gate::Stream,
         }
     }

@@ -135,7 +135,6 @@ impl Place {
             Some(id) => {
                 let event = self.event(id)?;
                 if !sabotage::is("ordering") {
-                    stream.forget_happened(&event)?;
                     stream.driver().record(event.raw()?, stream.raw()?)?;
                 }
                 shm_core::failpoint!("device.ready.recorded");

@@ -39,8 +39,9 @@ struct Inner {
     stuck: AtomicBool,
 }
 
-/// How long an event may take to happen after its recorder has died. By then, the driver is done with what it had.
-const GRACE: Duration = Duration::from_secs(1);
+/// How long an event may take to happen after its recorder has died. By then, the driver is done with what the dead had;
+/// and what this process, or a third one, recorded with the same event since has happened as well, or takes very long.
+const GRACE: Duration = Duration::from_secs(2);
 
 thread_local! {
     static CURRENT: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
@@ -222,16 +223,6 @@ impl Stream {
             .values()
             .any(|(_, who, arena)| !arena.is_present(*who));
         awaits_the_dead && self.gate().is_err()
-    }
-
-    /// An event is about to be recorded anew: whether it has happened is to be asked for the last time.
-    pub(crate) fn forget_happened(&self, event: &Arc<Event>) -> Result<()> {
-        let mut awaited = self.0.awaited.lock();
-        let key = Arc::as_ptr(event).addr();
-        if awaited.contains_key(&key) && self.0.driver.has_happened(event.raw()?)? {
-            awaited.remove(&key);
-        }
-        Ok(())
     }
 
     /// Before a thread waits for the stream: no process that the stream waits for has died. A thread that waited for a dead
