@@ -268,6 +268,10 @@ impl Body {
     }
 
     /// May write again, if nobody else has it, here or elsewhere.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the tensor itself comes back, which is no error to be passed far"
+    )]
     pub(crate) fn try_thaw(self) -> Result<Self, Self> {
         let alone = Arc::strong_count(&self.using) == 1;
         let Self {

@@ -206,13 +206,16 @@ impl Station {
     }
 }
 
+/// Device and index of an event that was opened.
+type Key = (u32, u16);
+
 /// Another process's station, as this one sees it.
 #[derive(Debug)]
 pub(crate) struct Visited {
     pub(crate) object: Object,
     pub(crate) origin: Owner,
     driver: &'static dyn Driver,
-    opened: Mutex<HashMap<(u32, u16), (u16, Arc<Event>)>>,
+    opened: Mutex<HashMap<Key, (u16, Arc<Event>)>>,
     /// How many of the origin's requests to close memory were followed.
     heeded: AtomicU64,
 }

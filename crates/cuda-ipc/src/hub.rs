@@ -22,13 +22,16 @@ use crate::pool::{BlockRef, Pool, class_of};
 use crate::stats::{COUNTERS, Peer};
 use crate::stream::Stream;
 
+/// Ordinal of the device, and the path of what is in the pool.
+type PoolKey = (u32, Path);
+
 /// All there is, once a process.
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) arena: Arena,
     pub(crate) driver: &'static dyn Driver,
     pub(crate) station: Mutex<Option<Arc<Station>>>,
-    pub(crate) pools: Mutex<HashMap<(u32, Path), Arc<Mutex<Pool>>>>,
+    pub(crate) pools: Mutex<HashMap<PoolKey, Arc<Mutex<Pool>>>>,
     pub(crate) memories: Mutex<HashMap<[u64; 2], Arc<Memory>>>,
     pub(crate) imports: Mutex<HashMap<[u64; 2], Arc<Import>>>,
     pub(crate) visited: Mutex<HashMap<[u64; 2], Arc<Visited>>>,

@@ -62,6 +62,7 @@ impl Import {
             Path::Handle => hub
                 .driver
                 .import(device.ordinal(), &said.handle)
+                .and_then(|base| check_size(hub, device, base, said.bytes))
                 .map(|base| (base, None)),
             Path::Descriptor => crate::service::fetch_descriptor(&visited, said.pid, handle)
                 .and_then(|descriptor| {
@@ -94,7 +95,7 @@ impl Import {
             visited,
             stride: said.stride,
             count,
-            address: base + said.first,
+            address: base.wrapping_add(said.first),
             base,
             mapping,
             driver: hub.driver,
@@ -159,6 +160,16 @@ pub(crate) fn memory_gone() -> Error {
         "the process whose memory a device tensor lies in has ended, and its memory with it; a producer must outlive what its consumers have not \
          received (`cuda_ipc::close(timeout)` waits for them and says who is late)",
     )
+}
+
+/// Makes sure that what was opened is as long as its origin says: addresses of blocks follow from that.
+fn check_size(hub: &Hub, device: Device, base: u64, bytes: u64) -> Result<u64> {
+    let (start, size) = hub.driver.range_of(device.ordinal(), base)?;
+    if start == base && size >= bytes {
+        return Ok(base);
+    }
+    hub.driver.close(device.ordinal(), base)?;
+    Err(malformed("a memory that is shorter than it says"))
 }
 
 fn origin_gone(said: &Described, hub: &Hub) -> Error {

@@ -10,8 +10,8 @@ use crate::layout::Path;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Gate {
-    /// The receiver's stream waits, and no thread does. If the writer's process dies after its event was recorded, the
-    /// stream goes on when the driver has cleaned up behind it.
+    /// The receiver's stream waits, and no thread does. If the writer's process is killed after it recorded its event and
+    /// before its work was done, the stream may never go on: what is on it is an error then, and no thread waits for it.
     Stream,
     /// The receiving thread looks until the event has happened, at most for so long, and whether the writer lives. For
     /// peers that may die at any moment: no stream ever waits for them.

@@ -4,6 +4,7 @@
 //! process is pinned in it. The tensor is held until the copies that read it are over.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
 use parking_lot::Mutex;
@@ -130,11 +131,9 @@ impl<T: Element> PinnedTensor<T> {
         let address = to.write_in(&stream)?;
         let mut reading = self.reading.lock();
         let device = stream.device().ordinal();
-        if !reading.contains_key(&device) {
-            reading.insert(device, self.driver.new_event(device, false)?);
-        }
-        let Some(event) = reading.get(&device) else {
-            return Ok(());
+        let event = match reading.entry(device) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(self.driver.new_event(device, false)?),
         };
         // Copies of one device through different streams: the event is behind all of them.
         self.driver.wait(stream.raw()?, event)?;

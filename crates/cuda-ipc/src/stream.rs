@@ -20,6 +20,9 @@ use crate::driver::{Driver, RawEvent, RawStream, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 
+/// An event of another process, who recorded it, and in which arena that one is.
+type Awaited = (Arc<Event>, Owner, Arena);
+
 /// A stream of a device. Clones are the same stream.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
@@ -31,7 +34,7 @@ struct Inner {
     /// An event of one's own, by which other streams are made to wait; made when it is first needed.
     scratch: Mutex<Option<RawEvent>>,
     /// Events of other processes that the stream waits for, as far as is known, and who recorded them.
-    awaited: Mutex<HashMap<usize, (Arc<Event>, Owner, Arena)>>,
+    awaited: Mutex<HashMap<usize, Awaited>>,
     /// It waits for a process that is dead, and will for ever.
     stuck: AtomicBool,
 }

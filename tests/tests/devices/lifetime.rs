@@ -200,15 +200,16 @@ fn a_descriptor_keeps_the_memory_of_a_dead_producer() {
     no_memory_is_left(session);
 }
 
+/// Where to send it, that all is prepared, and that it may begin.
+type Promise = (Sender<SharedDeviceTensor<u8>>, Event, Event);
+
 /// Sends a tensor that its stream has yet to write, and is told to wait for its end.
-fn promise(
-    _rank: usize,
-    (to, go): (Sender<SharedDeviceTensor<u8>>, Event),
-) -> tensormp::Result<()> {
+fn promise(_rank: usize, (to, ready, go): Promise) -> tensormp::Result<()> {
     // Made before the streams are held back, so that only the last copy is late.
     let source = DeviceTensor::from_slice([100], &[8; 100])?;
     let mut late = DeviceTensor::<u8>::zeros([100])?;
     late.stream().synchronize()?;
+    ready.set();
     go.wait()?;
     late.copy_from(&source)?;
     to.put(late.freeze())?;
@@ -219,17 +220,10 @@ fn promise(
 /// Receives a tensor whose writer is killed before it is written; what reading it answers.
 fn read_of_the_dead(session: cuda_emulator::Session) -> Result<Vec<u8>, String> {
     let (sender, receiver) = Queue::bounded(4).unwrap().split();
-    let go = Event::new().unwrap();
+    let (ready, go) = (Event::new().unwrap(), Event::new().unwrap());
     let ours = DeviceTensor::from_slice([3], &[1_u8, 2, 3]).unwrap();
-    let mut context = spawn(promise, (sender, go.clone()), 1).unwrap();
-    // The child says nothing when it is ready: its streams are idle when nothing was issued for a while.
-    while session
-        .calls_of(context.pids()[0])
-        .of("cuStreamSynchronize")
-        < 2
-    {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let mut context = spawn(promise, (sender, ready.clone(), go.clone()), 1).unwrap();
+    ready.wait().unwrap();
     session.hold();
     go.set();
     let got = receiver_of(&receiver);
@@ -264,15 +258,9 @@ fn with_a_gate_on_the_host_no_stream_waits_for_a_dead_process() {
     let session = machine();
     patient();
     let (sender, receiver) = Queue::bounded(4).unwrap().split();
-    let go = Event::new().unwrap();
-    let mut context = spawn(promise, (sender, go.clone()), 1).unwrap();
-    while session
-        .calls_of(context.pids()[0])
-        .of("cuStreamSynchronize")
-        < 2
-    {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let (ready, go) = (Event::new().unwrap(), Event::new().unwrap());
+    let mut context = spawn(promise, (sender, ready.clone(), go.clone()), 1).unwrap();
+    ready.wait().unwrap();
     session.hold();
     go.set();
     while receiver.is_empty() {

@@ -9,6 +9,9 @@ use cuda_ipc::{
 };
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut, DeviceSlice};
 use integration_tests::{Test, play, tests};
+use tensormp::pipeline::{
+    Context, Flow, Input, Output, Pipeline, QueueGroup, Stage, StageError, Step, TensorSpec,
+};
 use tensormp::prelude::*;
 
 use crate::support::{all_is_well, machine, no_memory_is_left, slow_machine, with};
@@ -21,6 +24,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     slots_go_round_without_opening_or_making_anything,
     a_pinned_tensor_is_not_written_before_the_copies_that_read_it,
     what_cannot_be_pinned_is_copied_all_the_same,
+    a_pipelines_process_makes_its_tensors_on_its_device,
     use_after_a_fork_is_an_error,
     without_a_driver_nothing_panics,
 ];
@@ -244,6 +248,42 @@ fn what_cannot_be_pinned_is_copied_all_the_same() {
     let empty = PinnedTensor::new(Tensor::<u8>::zeros([0]).unwrap(), device).unwrap();
     empty.outcome().unwrap();
     drop((input, empty, there));
+    no_memory_is_left(session);
+}
+
+/// Says on which device its tensors are.
+struct Where(Vec<String>);
+
+impl Stage for Where {
+    type Params = ();
+    type Result = Vec<String>;
+
+    fn output_spec(_: &()) -> Vec<TensorSpec> {
+        Vec::new()
+    }
+
+    fn new(_: (), _: &Context) -> Result<Self, StageError> {
+        Ok(Self(Vec::new()))
+    }
+
+    fn process(&mut self, _: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        let tensor = DeviceTensor::<f32>::zeros([10])?;
+        self.0.push(tensor.device().uuid().to_string());
+        Ok(Flow::End)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<Vec<String>, StageError> {
+        Ok(self.0)
+    }
+}
+
+fn a_pipelines_process_makes_its_tensors_on_its_device() {
+    let session = machine();
+    let step = Step::new("where").group(QueueGroup::of::<Where>(()).devices([1]));
+    let report = Pipeline::new().step(step).run().unwrap();
+    let found = report.results::<Where>("where").unwrap().concat();
+    let wanted = [Device::new(1).unwrap().uuid().to_string()];
+    assert_eq!(found, wanted);
     no_memory_is_left(session);
 }
 
