@@ -90,7 +90,7 @@ impl Suite for Cuda {
 
     fn pause(&self) -> Duration {
         // A process needs a while until it has something on a device.
-        Duration::from_millis(40)
+        Duration::from_millis(80)
     }
 
     fn labels(&self) -> &'static [&'static str] {

@@ -145,6 +145,19 @@ impl Shadow {
     }
 
     fn remember(&mut self, (start, end): (u64, u64), touch: Touch, by: Access, host: &Clock) {
+        // The same bytes as before, as nearly always.
+        let same = self
+            .all()
+            .iter()
+            .position(|it| it.start == start && it.end == end);
+        if let Some(at) = same {
+            let it = &mut self.ranges[at];
+            match touch {
+                Touch::Read => *it = it.with_reader(by, host),
+                Touch::Write => (it.write, it.readers) = (by, 0),
+            }
+            return;
+        }
         let mut ranges: Vec<Range> = Vec::with_capacity(self.all().len() + 3);
         let fresh = Range {
             start,
