@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use tensormp::Arena;
 
 use crate::look;
@@ -25,6 +25,9 @@ const FAREWELL: Duration = Duration::from_secs(20);
 const ALONE: &str = "--alone";
 /// The environment variable by which a test's processes are known.
 pub(crate) const MARK: &str = "INTEGRATION_TEST";
+
+/// The exit code of a test that found out that it cannot run here, as automake has it.
+const SKIPPED: i32 = 77;
 
 static LEAKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -68,7 +71,7 @@ pub fn main_with_scenes(tests: &[Test], scenes: &[Test]) -> ExitCode {
     }
     let trials = tests
         .iter()
-        .map(|&Test { name, .. }| Trial::test(name, move || run(name)))
+        .map(|&Test { name, .. }| Trial::ignorable_test(name, move || run(name)))
         .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
@@ -98,7 +101,7 @@ fn look_around() {
 }
 
 /// One test as a process of its own.
-fn run(name: &'static str) -> Result<(), Failed> {
+fn run(name: &'static str) -> Result<Completion, Failed> {
     let mark = format!("{name}.{}", std::process::id());
     let before = shared_files();
     let mut output = File::from(rustix::fs::memfd_create(
@@ -115,8 +118,11 @@ fn run(name: &'static str) -> Result<(), Failed> {
         .stderr(output.try_clone()?)
         .spawn()?;
     let deadline = Instant::now() + WATCHDOG;
+    let mut skipped = false;
     let mut verdict = if look::ends_before(&look::pidfd(child.id()), deadline) {
-        judge(child.wait()?)
+        let status = child.wait()?;
+        skipped = status.code() == Some(SKIPPED);
+        judge(status)
     } else {
         let story = look::story_of(&mark);
         let _ = child.kill();
@@ -137,16 +143,19 @@ fn run(name: &'static str) -> Result<(), Failed> {
     if !files.is_empty() {
         verdict = verdict.and(Err(format!("left files in /dev/shm: {files:?}")));
     }
-    verdict.map_err(|text| {
-        let mut said = Vec::new();
-        let _ = output.rewind();
-        let _ = output.read_to_end(&mut said);
-        format!("{text}\n--- it said:\n{}", String::from_utf8_lossy(&said)).into()
-    })
+    let mut said = Vec::new();
+    let _ = output.rewind();
+    let _ = output.read_to_end(&mut said);
+    let said = String::from_utf8_lossy(&said);
+    match verdict {
+        Ok(()) if skipped => Ok(Completion::ignored_with(said.trim())),
+        Ok(()) => Ok(Completion::Completed),
+        Err(text) => Err(format!("{text}\n--- it said:\n{said}").into()),
+    }
 }
 
 fn judge(status: ExitStatus) -> Result<(), String> {
-    match status.success() {
+    match status.success() || status.code() == Some(SKIPPED) {
         true => Ok(()),
         false => Err(format!("failed: {status}")),
     }

@@ -64,3 +64,9 @@ pub struct Pipelines;
 #[doc = include_str!("../../docs/src/pool.md")]
 #[derive(Debug)]
 pub struct Pools;
+
+/// Tensors on devices.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/cuda.md")]
+#[derive(Debug)]
+pub struct Cuda;

@@ -9,6 +9,7 @@ mod bench;
 mod chaos;
 mod ci;
 mod fuzz;
+mod gpu;
 mod help;
 mod loom;
 mod process;
@@ -54,6 +55,8 @@ enum Command {
     ChaosChild(chaos::ChildArgs),
     #[command(about = help::first_sentence(include_str!("fuzz/mod.rs")), long_about = help::whole(include_str!("fuzz/mod.rs")))]
     Fuzz(fuzz::Args),
+    #[command(about = help::first_sentence(include_str!("gpu.rs")), long_about = help::whole(include_str!("gpu.rs")))]
+    Gpu(gpu::Args),
     /// The process that runs one input of `fuzz`; not for people.
     #[command(hide = true)]
     FuzzChild(fuzz::ChildArgs),
@@ -65,6 +68,11 @@ enum Command {
 fn main() -> ExitCode {
     if bench::is_nothing() {
         return ExitCode::SUCCESS;
+    }
+    // A process of `chaos cuda` uses the emulated devices of who started it.
+    if let Err(error) = cuda_emulator::inherit() {
+        eprintln!("xtask: {error}");
+        return ExitCode::FAILURE;
     }
     // The processes that `bench spawn` starts, and the workers of its pools, are this program.
     spawn::init();
@@ -80,6 +88,10 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::run(&args),
         Command::FuzzChild(args) => fuzz::run_child(&args),
         Command::BenchMember(args) => bench::run_member(&args),
+        Command::Gpu(args) => match gpu::run(&args) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

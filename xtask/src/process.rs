@@ -51,8 +51,17 @@ impl Tally {
     }
 }
 
-/// Runs `cargo test …` with its output passed through, and counts.
-pub(crate) fn run_tests(mut command: Command) -> Result<Tally> {
+/// Runs `cargo test …` with its output passed through, and counts. An error when a test fails.
+pub(crate) fn run_tests(command: Command) -> Result<Tally> {
+    let name = shown(&command);
+    match count_tests(command)? {
+        (tally, true) => Ok(tally),
+        (_, false) => Err(format!("{name} failed").into()),
+    }
+}
+
+/// The same, with failed tests counted and no error; whether all passed.
+pub(crate) fn count_tests(mut command: Command) -> Result<(Tally, bool)> {
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
@@ -72,8 +81,7 @@ pub(crate) fn run_tests(mut command: Command) -> Result<Tally> {
             OUTPUT_GRACE.as_secs()
         )
     })?;
-    check(&command, status)?;
-    Ok(tally)
+    Ok((tally, status.success()))
 }
 
 /// Passes lines on as they come, and counts.

@@ -90,3 +90,55 @@ fn a_slot_of_a_pipeline_is_measured_beside_a_queue_and_an_index() {
         assert!(line["p50"].as_u64().unwrap() > 0, "{line}");
     }
 }
+
+#[test]
+fn a_device_tensor_costs_each_process_one_event_and_one_wait() {
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["bench", "cuda", "--emulated", "--json"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && errors.contains("two CPUs are needed") {
+        return;
+    }
+    assert!(output.status.success(), "{errors}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let put: Vec<_> = lines
+        .iter()
+        .filter(|line| line["case"] == "device put")
+        .collect();
+    assert_eq!(put.len(), 2, "{lines:?}");
+    for side in put {
+        let mut calls = side["calls"].as_object().unwrap().clone();
+        // To ask whether an event has happened waits for nobody.
+        let asked = calls
+            .remove("cuEventQuery")
+            .and_then(|asked| asked.as_f64());
+        assert!(asked.unwrap_or(0.0) <= 1.0, "{side}");
+        let steady = serde_json::json!({"cuEventRecord": 1.0, "cuStreamWaitEvent": 1.0});
+        assert_eq!(Value::from(calls), steady, "{side}");
+    }
+}
+
+#[test]
+fn without_a_gpu_the_suite_cuda_says_so_and_measures_nothing() {
+    if cuda_ipc::is_available() {
+        println!("skipped: there is a GPU");
+        return;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["bench", "--as-built", "cuda", "--quick", "--json"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("two CPUs are needed") {
+        return;
+    }
+    assert!(output.status.success(), "{errors}");
+    assert!(output.stdout.is_empty());
+    assert!(errors.contains("left out cuda: device put: "), "{errors}");
+}

@@ -83,3 +83,10 @@ fn kills_of_stages_lose_no_input_without_a_word() {
     is_clean(&told);
     assert!(told["children_killed"].as_u64().unwrap() > 0, "{told}");
 }
+
+#[test]
+fn kills_among_device_tensors_free_nothing_that_is_read() {
+    let told = chaos("cuda");
+    is_clean(&told);
+    killed_the_crew(&told);
+}

@@ -22,6 +22,7 @@ mod client;
 #[cfg(feature = "command")]
 mod command;
 mod config;
+mod device;
 mod ending;
 mod error;
 mod gather;

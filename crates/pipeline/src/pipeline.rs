@@ -13,6 +13,7 @@ use spawn::Group;
 use crate::account::Account;
 use crate::check::check;
 use crate::client::{Client, Progress, feed};
+use crate::device::cuda_devices;
 use crate::ending::rings;
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::{Home, Known};
@@ -235,19 +236,6 @@ impl Pipeline {
         shared.set_pids(pids.collect());
         let thread = thread("pipeline", move || runner.run())?;
         Ok(Running::new(shared, thread))
-    }
-}
-
-fn cuda_devices() -> Result<usize, String> {
-    #[cfg(feature = "cuda")]
-    {
-        cuda_ipc::device_count()
-            .map(|count| count as usize)
-            .map_err(|reason| reason.to_string())
-    }
-    #[cfg(not(feature = "cuda"))]
-    {
-        Err("this program was built without the feature `cuda`".to_owned())
     }
 }
 

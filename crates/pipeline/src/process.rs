@@ -9,6 +9,7 @@ use shm_core::SharedTensor;
 use shm_core::clock::now_ns;
 
 use crate::board::{Board, State};
+use crate::device::on_device;
 use crate::error::{Error, ErrorKind, StageError};
 use crate::home::{Home, Known, Upstream};
 use crate::input::Card;
@@ -90,8 +91,15 @@ pub(crate) struct Outcome {
 /// Makes a selector by its name, for so many queues.
 pub(crate) type MakeSelector<'a> = dyn Fn(&str, usize) -> Option<Box<dyn Selector>> + 'a;
 
-/// Runs a stage in this process.
+/// Runs a stage in this process, on its device.
 pub(crate) fn run_stage<S: Stage>(
+    work: Work<S::Params>,
+    own_selector: &MakeSelector<'_>,
+) -> Result<Outcome, StageError> {
+    on_device(work.post.device, || run_here::<S>(work, own_selector))?
+}
+
+fn run_here<S: Stage>(
     work: Work<S::Params>,
     own_selector: &MakeSelector<'_>,
 ) -> Result<Outcome, StageError> {

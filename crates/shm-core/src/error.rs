@@ -152,6 +152,8 @@ pub enum ErrorKind {
     TimedOut,
     /// A participant that this depended on has died or failed.
     PeerFailed,
+    /// A device, or a tensor on one, could not do it; the message says what its driver answered.
+    Device,
 }
 
 /// Which limit left how much, for [`ErrorKind::OutOfRoom`].

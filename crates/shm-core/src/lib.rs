@@ -68,6 +68,7 @@ mod storage;
 pub mod strategy;
 pub mod sync;
 pub mod tensor;
+pub mod trace;
 pub mod transfer;
 pub mod turn;
 pub mod vigil;

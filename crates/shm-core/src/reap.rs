@@ -258,3 +258,14 @@ impl Reaper<AtomicU64> for Dropper<'_> {
         held::release_unrecorded(self.arena, line, generation);
     }
 }
+
+impl Arena {
+    /// Whether the process of this participant runs, as far as can be told: asks the system, where
+    /// [`is_present`](Self::is_present) reads one word and may be late by as long as nobody has noticed.
+    #[must_use]
+    pub fn is_running(&self, owner: Owner) -> bool {
+        Row::get(self.segment(), owner.row)
+            .and_then(|row| verdict(self, row))
+            .is_some_and(|(occupant, _, verdict)| occupant == owner && verdict != Verdict::Dead)
+    }
+}

@@ -23,6 +23,10 @@ pub enum Error {
     /// Rings and pipelines.
     #[error(transparent)]
     Pipeline(#[from] pipeline::Error),
+    /// Devices, and tensors on them.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Device(#[from] cuda_ipc::Error),
     /// Anything else, for instance an error of the program's own.
     #[error(transparent)]
     Other(#[from] Other),

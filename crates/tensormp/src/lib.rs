@@ -36,10 +36,9 @@
 //! | `spawn` | functions run in other processes, supervised, their errors brought home |
 //! | `mp_queue` | queues, lanes, locks, semaphores, events, barriers, [pools](mp_queue::pool) |
 //! | `pipeline` | stages of replicated processes, reports of their runs, rings: [`pipeline::Pipeline`] |
-//! | `cuda_ipc` | whether there is a CUDA device; not re-exported |
+//! | `cuda_ipc` | tensors on CUDA devices, handed over like others; with the feature `cuda` |
 //!
-//! It runs on Linux, on 64-bit machines. It does not reach other machines or hold device memory, and restarts what failed
-//! only in pools and in pipeline steps that say so.
+//! It runs on Linux, on 64-bit machines. It does not reach other machines, and restarts what failed only in pools and in pipeline steps that say so.
 #![forbid(unsafe_code)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
@@ -50,6 +49,8 @@ mod error;
 /// The crate `spawn`, whose function of the same name is [`spawn`](spawn()).
 pub use ::spawn as spawn_api;
 pub use ::spawn::{Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, spawn};
+#[cfg(feature = "cuda")]
+pub use cuda_ipc::{self, Device, DeviceTensor, DynDeviceTensor, SharedDeviceTensor};
 pub use error::{Error, Result};
 pub use mp_queue::{
     self, Barrier, BoundedSemaphore, Condvar, Event, JoinableQueue, LaneReceiver, LaneSender,
@@ -75,4 +76,6 @@ pub mod prelude {
         JoinableQueue, LaneReceiver, LaneSender, Pool, Process, Queue, Receiver, Semaphore, Sender,
         Shape, SharedTensor, SpawnContext, Stdin, Tensor, bf16, f16, pair, spawn,
     };
+    #[cfg(feature = "cuda")]
+    pub use crate::{Device, DeviceTensor, DynDeviceTensor, SharedDeviceTensor};
 }

@@ -5,6 +5,7 @@ use spawn::StartMethod;
 
 use super::attach::{Attach, Map};
 use super::blocks::{Act, Blocks, Local};
+use super::cuda::{self, Cuda};
 use super::filling::Filling;
 use super::floor::{CacheLine, FutexWake};
 use super::many::{Idle, Many};
@@ -36,6 +37,8 @@ pub(crate) enum Suite {
     Pool,
     /// From the end of one stage's work to the next stage, RnB's measure, four ways.
     Pipeline,
+    /// Device tensors from process to process; needs a GPU.
+    Cuda,
 }
 
 /// A subject and the floor that fits it; none: the subject itself.
@@ -54,6 +57,7 @@ impl Suite {
             Suite::Pool,
             Suite::Pipeline,
             Suite::Spawn,
+            Suite::Cuda,
         ]
     }
 
@@ -66,6 +70,7 @@ impl Suite {
             Suite::Memory => "memory",
             Suite::Pool => "pool",
             Suite::Pipeline => "pipeline",
+            Suite::Cuda => "cuda",
         }
     }
 
@@ -91,6 +96,7 @@ impl Suite {
             Suite::Queue => queue(),
             Suite::Spawn => starts(),
             Suite::Pipeline => pipelines(),
+            Suite::Cuda => devices(),
             Suite::Pool => {
                 let work = [Work::Call, Work::Map { chunk: 1 }, Work::Map { chunk: 16 }];
                 let mut cases: Vec<_> = work
@@ -174,6 +180,21 @@ fn starts() -> Vec<Case> {
         subject: peer("procspawn", "procspawn"),
         floor: Some(peer("run again, peer", "floor")),
     });
+    cases
+}
+
+fn devices() -> Vec<Case> {
+    use cuda::Act;
+    let case = |act, floor| Case {
+        subject: Box::new(Cuda(act)),
+        floor: Some(floor),
+    };
+    let line = || -> Box<dyn Subject> { Box::new(CacheLine) };
+    let mut cases: Vec<Case> = cuda::HANDOVERS
+        .iter()
+        .map(|&act| case(act, line()))
+        .collect();
+    cases.push(case(Act::CopyReceived, Box::new(Cuda(Act::CopyOwn))));
     cases
 }
 
@@ -388,6 +409,9 @@ mod tests {
             "pipeline queue busy 18MB",
             "pipeline rnb busy 18MB",
             "pipeline pipe 18MB",
+            "device attach 1GiB",
+            "device put",
+            "device to device",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

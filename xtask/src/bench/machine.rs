@@ -104,14 +104,7 @@ pub(crate) fn notes(pins: Pins) -> String {
         .any(|flag| flag == "hypervisor");
     let kernel = uname();
     let lines = [
-        format!(
-            "date: {} (UTC)",
-            date(
-                SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .map_or(0, |time| time.as_secs())
-            )
-        ),
+        format!("date: {} (UTC)", today()),
         format!(
             "command: `cargo xtask {}`",
             std::env::args().skip(1).collect::<Vec<_>>().join(" ")
@@ -165,6 +158,12 @@ fn commit() -> Option<String> {
 }
 
 /// Year, month and day of a Unix time, by counting in years that begin in March, so that the leap day comes last.
+/// The date, as year-month-day (UTC).
+pub(crate) fn today() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    date(now.map_or(0, |time| time.as_secs()))
+}
+
 fn date(seconds: u64) -> String {
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

@@ -4,8 +4,8 @@
 //! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue, and messages by other crates),
 //! `memory` (making, filling, cloning, sending and dropping tensors, and joining an arena), `pool` (tasks of a pool, against
 //! the round trip of a queue), `pipeline` (from the end of one stage's work to the next stage, four ways, and how near a
-//! pipeline comes to its slowest step) and `spawn` (starting a process, by each method and by another crate, against running this
-//! program again). Floor and subject alternate in short batches, and a ratio is the median
+//! pipeline comes to its slowest step), `spawn` (starting a process, by each method and by another crate, against running this
+//! program again) and `cuda` (device tensors, where there is a GPU). Floor and subject alternate in short batches, and a ratio is the median
 //! over at least nine pairs; what arrives is verified. docs/src/measuring.md says how and what a sample is.
 
 mod arena;
@@ -14,7 +14,9 @@ mod blocks;
 mod catalogue;
 mod clock;
 mod control;
+mod counting;
 mod crowd;
+mod cuda;
 mod end;
 mod filling;
 mod floor;
@@ -39,6 +41,7 @@ mod subject;
 
 pub(crate) use crowd::{Args as MemberArgs, member as run_member};
 pub(crate) use end::{Args as EndArgs, run as run_end};
+pub(crate) use machine::today;
 
 use std::process::Command;
 
@@ -72,12 +75,18 @@ pub(crate) struct Args {
     /// A Python whose own pool and queues are measured as well.
     #[arg(long, value_name = "PATH")]
     python: Option<std::path::PathBuf>,
+    /// Run the suite `cuda` on the emulated driver, and count the driver's calls instead of measuring.
+    #[arg(long)]
+    emulated: bool,
     /// Measure with this build of xtask even if it isn't optimised: for testing the benchmark itself.
     #[arg(long, hide = true)]
     as_built: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.emulated {
+        return counting::run(args.json);
+    }
     if cfg!(debug_assertions) && !args.as_built {
         return process::run(optimised());
     }

@@ -36,16 +36,26 @@ struct Process {
 
 impl Pair {
     pub(crate) fn start(pins: Pins) -> Result<Pair> {
+        Self::start_with(pins, &[])
+    }
+
+    /// With more in the environment of both.
+    pub(crate) fn start_with(pins: Pins, environment: &[(&str, &str)]) -> Result<Pair> {
         let (sender, answers) = mpsc::channel();
         // Should the second fail to start, dropping the first one stops it.
-        let a = Process::start(0, pins.a, sender.clone())?;
-        let b = Process::start(1, pins.b, sender)?;
+        let a = Process::start(0, pins.a, environment, sender.clone())?;
+        let b = Process::start(1, pins.b, environment, sender)?;
         Ok(Pair {
             ends: [a, b],
             answers,
             opened: 0,
             kept: Vec::new(),
         })
+    }
+
+    /// The process ids of A and B.
+    pub(crate) fn ids(&self) -> [u32; 2] {
+        [&self.ends[0], &self.ends[1]].map(|end| end.child.id())
     }
 
     /// Builds both ends of the subject and returns the number that runs them.
@@ -110,7 +120,12 @@ fn name(side: usize) -> &'static str {
 }
 
 impl Process {
-    fn start(side: usize, cpu: usize, answers: Sender<(usize, Option<Answer>)>) -> Result<Process> {
+    fn start(
+        side: usize,
+        cpu: usize,
+        environment: &[(&str, &str)],
+        answers: Sender<(usize, Option<Answer>)>,
+    ) -> Result<Process> {
         let flags = SocketFlags::CLOEXEC;
         let (orders, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         // The link to the program that runs, which holds even while cargo replaces the file.
@@ -120,6 +135,7 @@ impl Process {
             .args(["--cpu", &cpu.to_string()])
             .args(["--parent", &std::process::id().to_string()])
             .envs(python::environment())
+            .envs(environment.iter().copied())
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .spawn()

@@ -3,8 +3,8 @@
 //! Suites: `memory` (the default: processes allocate, fill, freeze, alias, view, send and drop tensors, through queues,
 //! letterboxes and names), `queue` (producers and consumers on one queue, and lanes; who got what is written down), `pool`
 //! (tasks in pools whose workers are killed; each has one answer), `pipeline` (runs whose stages are killed, with and
-//! without replacement; each input is accounted for) and `spawn` (parents and children, by both start methods;
-//! errors name what happened, and nobody outlives a parent). A suite runs in rounds of a few seconds. A round is one arena, with a name or without, and a crew of processes that work in
+//! without replacement; each input is accounted for), `spawn` (parents and children, by both start methods;
+//! errors name what happened, and nobody outlives a parent) and `cuda` (device tensors on the emulated driver). A suite runs in rounds of a few seconds. A round is one arena, with a name or without, and a crew of processes that work in
 //! it; who is killed is replaced at once. Then the killing stops, everyone left must get on, end, and leave an arena in
 //! which all contents are right, no count is too low, and none is too high once the audit has given back what kills leaked;
 //! and no process of the round may be left.
@@ -16,6 +16,7 @@ mod account;
 mod child;
 mod control;
 mod crew;
+mod cuda;
 mod hang;
 mod killer;
 mod leaving;

@@ -11,7 +11,7 @@ use super::control::Control;
 use super::crew::End;
 use super::killer::Aim;
 use super::receipts::{Pen, Receipts};
-use super::{memory, pipeline, pool, queue, spawning};
+use super::{cuda, memory, pipeline, pool, queue, spawning};
 use crate::Result;
 
 /// The suites there are.
@@ -25,6 +25,8 @@ pub(crate) enum Name {
     Pool,
     /// Pipelines whose stages are killed, replaced or not, each input accounted for.
     Pipeline,
+    /// Device tensors through queues, on the emulated driver.
+    Cuda,
     /// Parents and children, started by each method, nested too.
     Spawn,
 }
@@ -36,6 +38,7 @@ impl Name {
             Self::Queue => &queue::Queues,
             Self::Pool => &pool::Pools,
             Self::Pipeline => &pipeline::Pipelines,
+            Self::Cuda => &cuda::Cuda,
             Self::Spawn => &spawning::Spawning,
         }
     }

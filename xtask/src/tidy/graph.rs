@@ -1,4 +1,5 @@
-//! The crate graph points down: each crate may use those below it, and nothing may use `xtask` or `tests`.
+//! The crate graph points down: each crate may use those below it, and nothing that is built for users may use what is for
+//! contributors: `xtask`, `tests` and the emulated driver, which tests may.
 
 use serde_json::Value;
 
@@ -20,7 +21,16 @@ const LAYERS: [(&str, &[&str]); 6] = [
 ];
 
 /// Members that may use anything, and that nothing may use.
-const BESIDE: [&str; 2] = ["xtask", "integration-tests"];
+const BESIDE: [&str; 3] = ["xtask", "integration-tests", "cuda-emulator"];
+
+/// Of those, who may be used, and by whom: the emulated driver by tests and by `xtask`, the harness by its tests.
+fn may_use_beside(edge: &Edge) -> bool {
+    match edge.to.as_str() {
+        "cuda-emulator" => edge.dev || BESIDE.contains(&edge.from.as_str()),
+        "integration-tests" => edge.dev && edge.from == "cuda-emulator",
+        _ => false,
+    }
+}
 
 /// Uses that a feature has to switch on.
 const OPTIONAL: [(&str, &str); 2] = [("pipeline", "cuda-ipc"), ("tensormp", "cuda-ipc")];
@@ -31,6 +41,8 @@ struct Edge {
     from: String,
     to: String,
     optional: bool,
+    /// Only tests do.
+    dev: bool,
 }
 
 pub(crate) fn check() -> Result<Vec<Problem>> {
@@ -68,6 +80,7 @@ fn read(metadata: &Value) -> (Vec<String>, Vec<Edge>) {
                     from: from.clone(),
                     to: text(&dependency["name"]),
                     optional,
+                    dev: dependency["kind"] == "dev",
                 });
             }
         }
@@ -85,8 +98,14 @@ fn problems(names: &[String], edges: &[Edge]) -> Vec<Problem> {
             ));
         }
     }
-    for Edge { from, to, optional } in edges {
+    for edge in edges {
+        let Edge {
+            from, to, optional, ..
+        } = edge;
         if BESIDE.contains(&to.as_str()) {
+            if may_use_beside(edge) {
+                continue;
+            }
             problems.push(format!("{from}: uses {to}, which is for contributors only"));
         } else if let Some((_, below)) = LAYERS.iter().find(|(layer, _)| layer == from) {
             if !below.contains(&to.as_str()) {
@@ -112,6 +131,7 @@ mod tests {
             from: from.to_owned(),
             to: to.to_owned(),
             optional,
+            dev: false,
         }
     }
 
@@ -152,6 +172,19 @@ mod tests {
             problems(&[], &[edge("integration-tests", "xtask", false)]).len(),
             1
         );
+    }
+
+    #[test]
+    fn only_tests_use_the_emulated_driver() {
+        let used = edge("cuda-ipc", "cuda-emulator", false);
+        assert_eq!(problems(&[], &[used]).len(), 1);
+        let tested = Edge {
+            dev: true,
+            ..edge("cuda-ipc", "cuda-emulator", false)
+        };
+        assert_eq!(problems(&[], &[tested]), [""; 0]);
+        let harness = edge("cuda-emulator", "integration-tests", false);
+        assert_eq!(problems(&[], &[harness]).len(), 1);
     }
 
     #[test]

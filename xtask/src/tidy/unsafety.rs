@@ -13,8 +13,64 @@ const ALLOWED: &[(&str, &str)] = &[
         "memory that iceoryx2 loans is sent without being filled",
     ),
     (
-        "crates/cuda-ipc/src/driver.rs",
-        "asks cudarc whether there is a driver library before any call that would panic without",
+        "crates/cuda-ipc/src/bytes.rs",
+        "elements as bytes, and zeros",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/context.rs",
+        "calls of the driver about contexts",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/ipc.rs",
+        "calls of the driver about handles",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/memory.rs",
+        "calls of the driver about memory",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/mod.rs",
+        "calls of the driver about devices",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/order.rs",
+        "calls of the driver about streams and events",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/symbols.rs",
+        "loads the driver library and looks its calls up",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/cuda/virtual_memory.rs",
+        "calls of the driver about mapped memory",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/handle.rs",
+        "takes handles of streams and events over from others",
+    ),
+    (
+        "crates/cuda-ipc/src/driver/mod.rs",
+        "the call that pins memory of the host",
+    ),
+    (
+        "crates/cuda-ipc/src/exit.rs",
+        "registers what is done when the process ends",
+    ),
+    (
+        "crates/cuda-ipc/src/interop.rs",
+        "takes cudarc's streams for the length of a call",
+    ),
+    (
+        "crates/cuda-ipc/src/pinned.rs",
+        "copies to a device that read memory of the host later",
+    ),
+    (
+        "crates/cuda-ipc/src/stream.rs",
+        "takes a stream over from others",
+    ),
+    (
+        "crates/cuda-ipc/src/tensor.rs",
+        "takes memory over from others",
     ),
     (
         "crates/shm-core/src/audit.rs",
@@ -180,6 +236,38 @@ const ALLOWED: &[(&str, &str)] = &[
         "crates/spawn/tests/processes/support.rs",
         "hosts that ignore or block signals, change their environment, close descriptors and have their system calls \
          filtered; a line that C prints",
+    ),
+    (
+        "tests/cuda-emulator/src/board/lock.rs",
+        "a robust mutex between processes, which std does not have, and what it guards",
+    ),
+    (
+        "tests/cuda-emulator/src/board/map.rs",
+        "maps the emulated devices' file",
+    ),
+    (
+        "tests/cuda-emulator/src/driver.rs",
+        "calls C functions by name, as programs call a driver",
+    ),
+    (
+        "tests/cuda-emulator/src/exit.rs",
+        "registers what looks for leaks at the end of the process",
+    ),
+    (
+        "tests/cuda-emulator/src/load.rs",
+        "loads the emulated driver, and sets the environment of a test",
+    ),
+    (
+        "tests/cuda-emulator/src/raw.rs",
+        "works with the addresses that C callers pass",
+    ),
+    (
+        "tests/cuda-emulator/src/symbols/mod.rs",
+        "gives functions the names that programs look for",
+    ),
+    (
+        "tests/tests/devices/others.rs",
+        "device memory that the test itself allocates",
     ),
     (
         "tests/tests/tensors/dlpack.rs",

@@ -25,7 +25,7 @@ pub(crate) use parse::{
     Entry, FEW, FORM_INLINE, FORM_SLOT, FORM_SPILLED, Parsed, bare, parse, parse_into,
 };
 pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
-pub use serde::{refuse, refuse_because};
+pub use serde::{refuse, refuse_because, refuse_to_write};
 
 /// A value sent to oneself, for tests of what is in messages.
 #[cfg(test)]

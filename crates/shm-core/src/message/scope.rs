@@ -59,7 +59,7 @@ impl EncodeScope {
         let mut entry = [0; HEAD + GEOMETRY_BYTES];
         let (head, extra) = entry.split_at_mut(HEAD);
         head.copy_from_slice(&self::head(pin.what, pin.held.line, pin.held.generation));
-        let len = geometry.map_or(0, |geometry| geometry.encode(extra));
+        let len = geometry.map_or(0, |geometry| geometry.encode_to(extra));
         // Below 256.
         head[HEAD - 1] = len as u8;
         self.table.extend_from_slice(&entry[..HEAD + len]);

@@ -162,6 +162,15 @@ pub fn refuse<E: serde::de::Error>(error: Error) -> E {
     E::custom(text)
 }
 
+/// Why a handle cannot be written into the message that is being made, as serde wants it: for the `Serialize` of handles
+/// in crates above. Whoever sends is told by the error itself, since postcard keeps no text.
+#[cold]
+pub fn refuse_to_write<E: serde::ser::Error>(error: Error) -> E {
+    let text = error.to_string();
+    scope::fail(error);
+    E::custom(text)
+}
+
 /// As [`refuse`], for handles that arrived and do not make what was to be read: the error is `Decode`, and says this.
 pub fn refuse_because<E: serde::de::Error>(why: impl Into<String>) -> E {
     refuse(Error::new(ErrorKind::Decode, why))

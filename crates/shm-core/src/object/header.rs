@@ -34,6 +34,10 @@ pub enum ObjectKind {
     RwLock,
     /// A condition to wait for.
     Condvar,
+    /// Memory of a device, and who may still use which part of it.
+    DeviceMemory,
+    /// What a process lends to those who use its device memory: events, and where it can be asked.
+    DeviceStation,
     /// The names of an arena.
     Names,
     /// A value that has a name.
@@ -52,6 +56,8 @@ impl ObjectKind {
             Self::Mutex => 7,
             Self::RwLock => 8,
             Self::Condvar => 9,
+            Self::DeviceMemory => 10,
+            Self::DeviceStation => 11,
             Self::Names => 32,
             Self::Published => 33,
         }
@@ -68,6 +74,8 @@ impl ObjectKind {
             7 => Self::Mutex,
             8 => Self::RwLock,
             9 => Self::Condvar,
+            10 => Self::DeviceMemory,
+            11 => Self::DeviceStation,
             32 => Self::Names,
             33 => Self::Published,
             _ => return None,
@@ -85,6 +93,8 @@ impl ObjectKind {
             Self::Mutex => "mutex",
             Self::RwLock => "lock for readers and a writer",
             Self::Condvar => "condition variable",
+            Self::DeviceMemory => "device memory",
+            Self::DeviceStation => "device station",
             Self::Names => "table of names",
             Self::Published => "published value",
         }

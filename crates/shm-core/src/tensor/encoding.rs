@@ -20,10 +20,17 @@ const HAS_OFFSET: u8 = 0x20;
 pub(crate) const HEAD: [u8; 3] = [NDIM, HAS_STRIDES, HAS_OFFSET];
 
 impl Geometry {
+    /// Appends this geometry to `out`: 4 bytes for a small matrix.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut bytes = [0; GEOMETRY_BYTES];
+        let length = self.encode_to(&mut bytes);
+        out.extend_from_slice(&bytes[..length]);
+    }
+
     /// Writes this geometry to the start of `out`, which has room for [`GEOMETRY_BYTES`], and answers how many bytes it
     /// takes: 4 for a small matrix.
     #[inline]
-    pub(crate) fn encode(&self, out: &mut [u8]) -> usize {
+    pub(crate) fn encode_to(&self, out: &mut [u8]) -> usize {
         let packed = self.has_packed_strides();
         let mut head = self.ndim() as u8;
         head |= if packed { 0 } else { HAS_STRIDES };
@@ -51,8 +58,7 @@ impl Geometry {
     ///
     /// # Errors
     /// When the bytes are not what `encode` writes.
-    #[cfg(test)]
-    pub(super) fn decode(bytes: &[u8]) -> Result<(Geometry, usize)> {
+    pub fn decode(bytes: &[u8]) -> Result<(Geometry, usize)> {
         let mut geometry = Geometry::SCALAR;
         let used = geometry.read(bytes)?;
         Ok((geometry, used))
@@ -227,7 +233,7 @@ mod tests {
         /// The bytes that it is on the wire.
         pub(in crate::tensor) fn to_bytes(self) -> Vec<u8> {
             let mut bytes = vec![0; GEOMETRY_BYTES];
-            let len = self.encode(&mut bytes);
+            let len = self.encode_to(&mut bytes);
             bytes.truncate(len);
             bytes
         }

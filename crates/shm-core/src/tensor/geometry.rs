@@ -23,7 +23,7 @@ const MAX_BYTES: usize = isize::MAX as usize;
 ///
 /// So the index of any element, and any partial sum of it that is itself the index of an element, fits.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Geometry {
+pub struct Geometry {
     dtype: Dtype,
     ndim: u8,
     /// Whether the strides are those of elements that follow one another in row-major order, to the letter.
@@ -52,12 +52,7 @@ impl Geometry {
     /// # Errors
     /// When there are too many dimensions, the size overflows, or an element would lie before the storage.
     #[inline]
-    pub(crate) fn new(
-        dtype: Dtype,
-        dims: &[usize],
-        strides: &[isize],
-        offset: usize,
-    ) -> Result<Self> {
+    pub fn new(dtype: Dtype, dims: &[usize], strides: &[isize], offset: usize) -> Result<Self> {
         if dims.len() != strides.len() {
             return Err(Error::shape(format!(
                 "a shape of {} dimensions came with {} strides; there must be one for each",
@@ -102,7 +97,7 @@ impl Geometry {
 
     /// A geometry whose elements follow one another in row-major order from the start of the storage.
     #[inline]
-    pub(crate) fn contiguous(dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
+    pub fn contiguous(dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         Self::packed(dtype, shape.dims()?)
     }
@@ -130,38 +125,43 @@ impl Geometry {
         }
     }
 
-    pub(crate) fn dtype(&self) -> Dtype {
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    pub(crate) fn ndim(&self) -> usize {
+    /// How many dimensions there are.
+    pub fn ndim(&self) -> usize {
         usize::from(self.ndim)
     }
 
-    pub(crate) fn shape(&self) -> &[usize] {
+    /// The lengths of the dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
         &self.shape[..self.ndim()]
     }
 
-    pub(crate) fn strides(&self) -> &[isize] {
+    /// Elements from one element to the next, in each dimension.
+    pub fn strides(&self) -> &[isize] {
         &self.strides[..self.ndim()]
     }
 
-    pub(crate) fn offset(&self) -> usize {
+    /// Index of the first element in the storage.
+    pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// How many elements there are; 1 for a scalar.
-    pub(crate) fn numel(&self) -> usize {
+    pub fn numel(&self) -> usize {
         self.shape().iter().product() // fits: see the invariants
     }
 
     /// How many bytes the elements take when they lie one after another.
-    pub(crate) fn packed_bytes(&self) -> usize {
+    pub fn packed_bytes(&self) -> usize {
         self.numel() * self.dtype.size() // fits: see the invariants
     }
 
     /// Whether the elements follow one another in row-major order, without gaps, so that they are a slice.
-    pub(crate) fn is_contiguous(&self) -> bool {
+    pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         self.numel() == 0
             || self
@@ -178,7 +178,7 @@ impl Geometry {
 
     /// Whether the strides are to the letter those that `contiguous` computes (dimensions of length 1 included).
     #[inline]
-    pub(crate) fn has_packed_strides(&self) -> bool {
+    pub fn has_packed_strides(&self) -> bool {
         self.packed
     }
 
@@ -187,7 +187,7 @@ impl Geometry {
     /// Exact for every view this crate makes; for other strides it may say `true` where a closer look would find none
     /// shared. It never says `false` where one is, so a `false` allows `&mut`.
     #[inline]
-    pub(crate) fn may_overlap(&self) -> bool {
+    pub fn may_overlap(&self) -> bool {
         // Packed elements, which most tensors are, lie one behind the other.
         if self.numel() <= 1 || self.has_packed_strides() {
             return false;
@@ -214,7 +214,7 @@ impl Geometry {
     }
 
     /// Where the elements lie in the storage, in bytes. Empty, at the offset, when there are none.
-    pub(crate) fn byte_span(&self) -> Range<usize> {
+    pub fn byte_span(&self) -> Range<usize> {
         let size = self.dtype.size();
         match self.try_reach() {
             Some(reach) if self.numel() > 0 => {
@@ -228,7 +228,7 @@ impl Geometry {
     ///
     /// # Errors
     /// When one does not, or would not be aligned.
-    pub(crate) fn check(&self, bytes: usize, align: usize) -> Result<()> {
+    pub fn check(&self, bytes: usize, align: usize) -> Result<()> {
         if self.packed && self.offset == 0 {
             // As most are: nothing of what follows has to be computed.
             let fits = self.packed_bytes() <= bytes;
@@ -263,7 +263,7 @@ impl Geometry {
     ///
     /// # Errors
     /// When the position has another number of dimensions, or is out of range in one of them.
-    pub(crate) fn index_of(&self, position: &[usize]) -> Result<usize> {
+    pub fn index_of(&self, position: &[usize]) -> Result<usize> {
         let inside = position.len() == self.ndim()
             && position
                 .iter()
@@ -280,6 +280,20 @@ impl Geometry {
             at as isize * stride
         });
         Ok((self.offset as isize + steps.sum::<isize>()) as usize)
+    }
+
+    /// The same elements in a storage that begins `byte` bytes later, for a copy of the [`byte_span`](Self::byte_span).
+    ///
+    /// # Errors
+    /// When an element would lie before it.
+    pub fn starting_at(&self, byte: usize) -> Result<Self> {
+        let offset = self.offset.saturating_sub(byte / self.dtype.size());
+        Self::new(self.dtype, self.shape(), self.strides(), offset)
+    }
+
+    /// Calls `f` with the index in the storage of each element, in row-major order.
+    pub fn each_index(&self, f: impl FnMut(usize)) {
+        self.indices().for_each(f);
     }
 
     /// The index in the storage of each element, in row-major order.

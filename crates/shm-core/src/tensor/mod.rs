@@ -54,7 +54,7 @@ pub use dynamic::DynTensor;
 pub use element::{Bool, Complex64, Complex128, Element, Number, bf16, f16};
 pub(crate) use encoding::GEOMETRY_BYTES;
 pub use exclusive::Tensor;
-pub(crate) use geometry::Geometry;
+pub use geometry::Geometry;
 pub use shape::{MAX_DIMS, Shape};
 pub use shared::SharedTensor;
 pub use strided::Strided;

@@ -11,12 +11,7 @@ use std::ops::{Bound, RangeBounds};
 
 impl Geometry {
     /// Every `step`-th element of `range` in dimension `dim`.
-    pub(crate) fn slice(
-        &self,
-        dim: usize,
-        range: impl RangeBounds<usize>,
-        step: usize,
-    ) -> Result<Self> {
+    pub fn slice(&self, dim: usize, range: impl RangeBounds<usize>, step: usize) -> Result<Self> {
         let length = self.length("slice", dim)?;
         let start = match range.start_bound() {
             Bound::Included(&start) => Some(start),
@@ -49,7 +44,7 @@ impl Geometry {
     }
 
     /// `length` elements from `start` in dimension `dim`.
-    pub(crate) fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
+    pub fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
         match start.checked_add(length) {
             Some(end) => self.slice(dim, start..end, 1),
             None => Err(self.no_view(format!(
@@ -59,7 +54,7 @@ impl Geometry {
     }
 
     /// The elements at `index` in dimension `dim`, which goes.
-    pub(crate) fn select(&self, dim: usize, index: usize) -> Result<Self> {
+    pub fn select(&self, dim: usize, index: usize) -> Result<Self> {
         let length = self.length("select from", dim)?;
         if index >= length {
             return Err(self.no_view(format!(
@@ -74,7 +69,7 @@ impl Geometry {
     }
 
     /// Dimensions `a` and `b` change places.
-    pub(crate) fn transpose(&self, a: usize, b: usize) -> Result<Self> {
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
         self.length("transpose", a)?;
         self.length("transpose", b)?;
         let (mut shape, mut strides) = (self.dims(), self.steps());
@@ -89,7 +84,7 @@ impl Geometry {
     }
 
     /// Dimension `order[i]` becomes dimension `i`.
-    pub(crate) fn permute(&self, order: &[usize]) -> Result<Self> {
+    pub fn permute(&self, order: &[usize]) -> Result<Self> {
         let mut seen = [false; MAX_DIMS];
         let once = order
             .iter()
@@ -114,7 +109,7 @@ impl Geometry {
     }
 
     /// Without dimension `dim` if its length is 1; else unchanged.
-    pub(crate) fn squeeze(&self, dim: usize) -> Result<Self> {
+    pub fn squeeze(&self, dim: usize) -> Result<Self> {
         match self.length("squeeze", dim)? {
             1 => self.select(dim, 0),
             _ => Ok(*self),
@@ -122,7 +117,7 @@ impl Geometry {
     }
 
     /// With a dimension of length 1 before dimension `dim`, or last.
-    pub(crate) fn unsqueeze(&self, dim: usize) -> Result<Self> {
+    pub fn unsqueeze(&self, dim: usize) -> Result<Self> {
         let ndim = self.ndim();
         if dim > ndim || ndim == MAX_DIMS {
             return Err(self.no_view(format!(
@@ -147,7 +142,7 @@ impl Geometry {
     }
 
     /// Dimensions of length 1, and new outer ones, repeat to fill `shape`, with stride 0.
-    pub(crate) fn expand(&self, shape: impl Into<Shape>) -> Result<Self> {
+    pub fn expand(&self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         let dims = shape.dims()?;
         let bad = || {
@@ -168,7 +163,7 @@ impl Geometry {
     }
 
     /// The same elements in the same order in another shape, if that needs no copy.
-    pub(crate) fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         let dims = shape.dims()?;
         let count = dims

@@ -1,20 +1,79 @@
-//! CUDA devices.
+//! CUDA devices, and which ways their memory has to other processes.
+
+use cuda_ipc::{Device, DeviceInfo};
 
 use super::Line;
 use super::Status::{Good, Note};
 
 pub(super) fn check() -> Vec<Line> {
-    let (status, found) = match cuda_ipc::device_count() {
-        Ok(count) => (Good, format!("{count} devices")),
-        Err(reason) => (Note, reason.to_string()),
+    match cuda_ipc::devices() {
+        Ok(devices) => devices.iter().flat_map(of).collect(),
+        Err(reason) => vec![
+            Line::new(
+                "CUDA",
+                Note,
+                reason.to_string(),
+                "Tensors in CPU memory need none.",
+            )
+            .change("install NVIDIA's driver, and give the container its devices"),
+        ],
+    }
+}
+
+fn of(info: &DeviceInfo) -> Vec<Line> {
+    let mut lines = vec![Line::new(
+        "CUDA device",
+        Good,
+        format!(
+            "{}: {}, {} MiB, {}",
+            info.ordinal,
+            info.name,
+            info.memory >> 20,
+            info.uuid
+        ),
+        "Tensors on it travel by its UUID, whatever number it has in another process.",
+    )];
+    lines.extend(paths(info.device));
+    lines
+}
+
+/// What was tried on the device: as the first tensor there would.
+fn paths(device: Device) -> Vec<Line> {
+    let probe = match device.probe() {
+        Ok(probe) => probe,
+        Err(error) => {
+            return vec![Line::new(
+                "its memory",
+                Note,
+                error.to_string(),
+                "Nothing can be made on the device now.",
+            )];
+        }
     };
-    vec![
-        Line::new(
-            "CUDA",
-            status,
-            found,
-            "Tensors in CPU memory need none. Device memory between processes is not part of this version.",
-        )
-        .change("install NVIDIA's driver, and give the container its devices"),
-    ]
+    let (path, why) = probe.best();
+    let (status, means) = match path {
+        cuda_ipc::Path::Host => (
+            Note,
+            "Tensors on it are copied through memory of the host, twice for each hand-over.",
+        ),
+        _ => (
+            Good,
+            "Tensors on it are handed to other processes without a copy.",
+        ),
+    };
+    let mut lines = vec![Line::new(
+        "its memory",
+        status,
+        format!("{path:?}: {why}"),
+        means,
+    )];
+    if let Err(why) = probe.events {
+        lines.push(Line::new(
+            "its events",
+            Note,
+            why,
+            "Who sends a tensor on it waits until the device has written it.",
+        ));
+    }
+    lines
 }

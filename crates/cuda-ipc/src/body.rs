@@ -1,0 +1,484 @@
+//! A tensor on a device without its element type and its mode: what the public types are made of.
+
+use shm_core::object::{Object, ObjectKind};
+use shm_core::tensor::Geometry;
+use shm_core::trace::Trace;
+use shm_core::{Dtype, Element, Shape, SharedTensor, Tensor};
+use std::any::Any;
+use std::sync::Arc;
+
+use crate::bytes::{bytes_of, bytes_of_mut, zeros};
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::hub::Hub;
+use crate::layout::{Described, Path, malformed};
+use crate::memory::Memory;
+use crate::place::Place;
+use crate::pool::BlockRef;
+use crate::service::{Part, fetch_copy};
+use crate::stats::COUNTERS;
+use crate::stream::Stream;
+use crate::using::Use;
+
+/// Words of a token, and the first of them.
+const WORDS: usize = 6;
+const MAGIC: u64 = u64::from_le_bytes(*b"devtok\x01\0");
+
+/// The small block of the arena that travels in place of a device's: its mode is the tensor's, its holders are the
+/// tensor's holders.
+#[derive(Debug)]
+pub(crate) enum Token {
+    Exclusive(Tensor<u64>),
+    Shared(SharedTensor<u64>),
+}
+
+impl Token {
+    fn words(&self) -> Result<[u64; WORDS]> {
+        let words = match self {
+            Self::Exclusive(token) => token.try_as_slice()?,
+            Self::Shared(token) => token.try_as_slice()?,
+        };
+        words
+            .try_into()
+            .map_err(|_| malformed("a token of another length"))
+    }
+
+    fn trace(&self) -> Trace {
+        match self {
+            Self::Exclusive(token) => Trace::of(token),
+            Self::Shared(token) => Trace::of(token),
+        }
+    }
+}
+
+/// A tensor on a device, typed or not.
+#[derive(Debug)]
+pub(crate) struct Body {
+    // Before the token: the last use is noted before the reference goes.
+    pub(crate) using: Arc<Use>,
+    pub(crate) token: Token,
+    pub(crate) geometry: Geometry,
+    pub(crate) stream: Stream,
+}
+
+impl Body {
+    /// A tensor of elements that are whatever was there before.
+    pub(crate) fn new(dtype: Dtype, shape: impl Into<Shape>, stream: &Stream) -> Result<Self> {
+        let geometry = Geometry::contiguous(dtype, shape)?;
+        let hub = Hub::get()?;
+        let bytes = geometry.packed_bytes() as u64;
+        let (block, place) = hub.allocate(stream.device(), bytes, stream)?;
+        Self::over(hub, block, place, bytes, geometry, stream)
+    }
+
+    /// Tensors that share one allocation of their own, with what it takes to send them made beforehand.
+    pub(crate) fn slots(
+        dtype: Dtype,
+        shape: impl Into<Shape>,
+        count: u32,
+        stream: &Stream,
+    ) -> Result<Vec<Self>> {
+        let geometry = Geometry::contiguous(dtype, shape)?;
+        let hub = Hub::get()?;
+        let bytes = geometry.packed_bytes() as u64;
+        let blocks = hub.allocate_slots(stream.device(), bytes, count)?;
+        blocks
+            .into_iter()
+            .map(|(block, place)| Self::over(hub, block, place, bytes, geometry, stream))
+            .collect()
+    }
+
+    /// Memory that somebody else made.
+    pub(crate) fn wrap(
+        dtype: Dtype,
+        shape: impl Into<Shape>,
+        address: u64,
+        owner: Box<dyn Any + Send>,
+        stream: &Stream,
+    ) -> Result<Self> {
+        let geometry = Geometry::contiguous(dtype, shape)?;
+        let hub = Hub::get()?;
+        if !address.is_multiple_of(dtype.align() as u64) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                format!(
+                    "{dtype} must lie at a multiple of {} bytes, and {address:#x} is none",
+                    dtype.align()
+                ),
+            ));
+        }
+        let bytes = geometry.packed_bytes() as u64;
+        let memory = Memory::wrap(hub, stream.device(), address, bytes.max(1), owner)?;
+        let (block, place) = hub.adopt(memory)?;
+        Self::over(hub, block, place, bytes, geometry, stream)
+    }
+
+    fn over(
+        hub: &Hub,
+        block: BlockRef,
+        place: Place,
+        bytes: u64,
+        geometry: Geometry,
+        stream: &Stream,
+    ) -> Result<Self> {
+        let [line, generation] = place.object().handle();
+        let turn = place.turn(block.index);
+        let words = [MAGIC, line, generation, u64::from(block.index), turn, bytes];
+        let token = match Tensor::from_slice_in(&hub.arena, WORDS, &words) {
+            Ok(token) => token,
+            Err(error) => {
+                hub.put_back(block);
+                return Err(error.into());
+            }
+        };
+        let trace = Trace::of(&token);
+        let using = Use::begin(place, block.index, trace.clone(), stream);
+        hub.lend(block, trace);
+        Ok(Self {
+            using,
+            token: Token::Exclusive(token),
+            geometry,
+            stream: stream.clone(),
+        })
+    }
+
+    /// What a token stands for, which came in a message; on the stream that is current here, which waits for the writer.
+    pub(crate) fn arrive(token: Token, geometry: Geometry) -> Result<Self> {
+        let hub = Hub::get()?;
+        let [magic, line, generation, index, turn, bytes] = token.words()?;
+        if magic != MAGIC {
+            return Err(malformed("a tensor that stands for no device memory"));
+        }
+        let memory = [line, generation];
+        let place = match hub.place(memory) {
+            Ok(place) => place,
+            Err(error) if error.code().is_some() || *error.kind() == ErrorKind::NoPath => {
+                let stands_for = (memory, index, turn, bytes);
+                return Self::arrive_as_copy(hub, &token, geometry, stands_for, error);
+            }
+            Err(error) => return Err(error),
+        };
+        let (count, stride) = place.blocks();
+        let index = u32::try_from(index)
+            .ok()
+            .filter(|index| *index < count)
+            .ok_or_else(|| malformed("a block that its memory does not have"))?;
+        if bytes > stride {
+            return Err(malformed("a tensor that is longer than its block"));
+        }
+        if place.turn(index) != turn {
+            return Err(malformed("a block that was given to somebody else since"));
+        }
+        // Blocks begin at multiples of 512 bytes; those that others made were checked when they were wrapped.
+        geometry.check(bytes as usize, geometry.dtype().align())?;
+        place.check_alive(false)?;
+        let stream = Stream::for_device(place.device())?;
+        place.arrive(index, &stream)?;
+        let using = Use::begin(place, index, token.trace(), &stream);
+        if matches!(token, Token::Shared(_)) {
+            using.was_shared();
+        }
+        COUNTERS.received.add(1);
+        Ok(Self {
+            using,
+            token,
+            geometry,
+            stream,
+        })
+    }
+
+    /// As [`arrive`](Self::arrive), where the memory cannot be opened here: its origin makes a copy for this process, and is
+    /// told that this way does not work, so that it takes another next time.
+    fn arrive_as_copy(
+        hub: &Hub,
+        token: &Token,
+        geometry: Geometry,
+        (memory, index, turn, bytes): ([u64; 2], u64, u64, u64),
+        refusal: Error,
+    ) -> Result<Self> {
+        let object = Object::open(&hub.arena, memory)?;
+        object.expect(ObjectKind::DeviceMemory)?;
+        let said = Described::read(&object)?;
+        let visited = hub.visit(said.station)?;
+        visited.refuse(said.path);
+        geometry.check(bytes as usize, geometry.dtype().align())?;
+        let index = u32::try_from(index).map_err(|_| malformed("a block beyond all memory"))?;
+        let span = geometry.byte_span();
+        let part = Part {
+            index,
+            turn,
+            start: span.start as u64,
+            bytes: span.len() as u64,
+        };
+        let copy = fetch_copy(&visited, said.pid, memory, part).map_err(|second| {
+            Error::new(
+                ErrorKind::NoPath,
+                format!("{refusal}; and a copy through the host cannot be had either: {second}"),
+            )
+        })?;
+        let why = format!("{refusal}");
+        hub.note_peer(said.origin, said.pid, Path::Host, &why);
+        let body = Self::from_copy(
+            &copy,
+            geometry.starting_at(span.start)?,
+            Device::by_uuid(said.uuid)?,
+        )?;
+        Ok(match token {
+            Token::Exclusive(_) => body,
+            Token::Shared(_) => body.freeze(),
+        })
+    }
+
+    /// A tensor of its own memory with these bytes, which came from another process.
+    pub(crate) fn from_copy(bytes: &[u8], geometry: Geometry, device: Device) -> Result<Self> {
+        let stream = Stream::for_device(device)?;
+        geometry.check(bytes.len(), geometry.dtype().align())?;
+        let elements = bytes.len() / geometry.dtype().size();
+        let mut body = Self::new(geometry.dtype(), [elements], &stream)?;
+        body.write_span(bytes)?;
+        body.geometry = geometry;
+        COUNTERS.received.add(1);
+        COUNTERS.staged.add(1);
+        Ok(body)
+    }
+
+    /// Another handle of the same tensor; of a shared one only.
+    pub(crate) fn share(&self, geometry: Geometry) -> Result<Self> {
+        let Token::Shared(token) = &self.token else {
+            return Err(Error::new(
+                ErrorKind::StillHeld,
+                "an exclusive tensor has one handle; `freeze()` it first",
+            ));
+        };
+        Ok(Self {
+            using: self.using.clone(),
+            token: Token::Shared(token.clone()),
+            geometry,
+            stream: self.stream.clone(),
+        })
+    }
+
+    /// Gives up writing.
+    pub(crate) fn freeze(self) -> Self {
+        let token = match self.token {
+            Token::Exclusive(token) => Token::Shared(token.freeze()),
+            shared @ Token::Shared(_) => shared,
+        };
+        Self { token, ..self }
+    }
+
+    /// May write again, if nobody else has it, here or elsewhere.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the tensor itself comes back, which is no error to be passed far"
+    )]
+    pub(crate) fn try_thaw(self) -> Result<Self, Self> {
+        let alone = Arc::strong_count(&self.using) == 1;
+        let Self {
+            using,
+            token,
+            geometry,
+            stream,
+        } = self;
+        let token = match token {
+            Token::Shared(token) if alone => match token.try_thaw() {
+                Ok(token) => Token::Exclusive(token),
+                Err(token) => Token::Shared(token),
+            },
+            other => other,
+        };
+        let body = Self {
+            using,
+            token,
+            geometry,
+            stream,
+        };
+        if matches!(body.token, Token::Shared(_)) {
+            return Err(body);
+        }
+        match body.using.thaw(&body.stream) {
+            Ok(()) => Ok(body),
+            Err(error) => {
+                tracing::warn!(%error, "a shared tensor stays so, since its readers could not be waited for");
+                Err(body.freeze())
+            }
+        }
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.using.place.device()
+    }
+
+    pub(crate) fn path(&self) -> Path {
+        match &self.using.place {
+            Place::Home(memory, _) => memory.path,
+            Place::Away(import) => import.path,
+        }
+    }
+
+    /// The device address of the first element, for work that is put into `stream` next: the stream waits for what this
+    /// tensor's stream has to do, and the tensor's memory for what will be in the stream when the last handle goes.
+    pub(crate) fn enter(&self, stream: &Stream) -> Result<u64> {
+        crate::driver::check_not_forked()?;
+        stream.expect(self.device())?;
+        self.using.place.check_alive(false)?;
+        stream.wait_for(&self.stream)?;
+        self.using.works_on(stream);
+        Ok(self.address())
+    }
+
+    fn address(&self) -> u64 {
+        let offset = self.geometry.offset() * self.geometry.dtype().size();
+        self.using.address() + offset as u64
+    }
+
+    /// From now on in the order of another stream, which waits for the one so far.
+    pub(crate) fn set_stream(&mut self, stream: &Stream) -> Result<()> {
+        self.enter(stream)?;
+        self.stream = stream.clone();
+        Ok(())
+    }
+
+    /// The bytes from the first to the last element, and where they begin.
+    fn span(&self) -> (u64, usize) {
+        let span = self.geometry.byte_span();
+        (self.using.address() + span.start as u64, span.len())
+    }
+
+    /// Copies the elements to the host, in row-major order.
+    pub(crate) fn read<T: Element>(&self, to: &mut [T]) -> Result<()> {
+        if to.len() != self.geometry.numel() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                format!(
+                    "a device tensor of {} elements was to be copied to a slice of {}",
+                    self.geometry.numel(),
+                    to.len()
+                ),
+            ));
+        }
+        self.using.place.check_alive(true)?;
+        let (address, length) = self.span();
+        self.stream.gate()?;
+        let driver = self.stream.driver();
+        let raw = self.stream.raw()?;
+        let outcome = if self.geometry.is_contiguous() {
+            driver.read(raw, bytes_of_mut(to), address)
+        } else {
+            let mut all = zeros::<T>(length / size_of::<T>());
+            driver.read(raw, bytes_of_mut(&mut all), address).map(|()| {
+                let first = self.geometry.byte_span().start / size_of::<T>();
+                let mut to = to.iter_mut();
+                self.geometry.each_index(|index| {
+                    if let (Some(to), Some(&from)) = (to.next(), all.get(index - first)) {
+                        *to = from;
+                    }
+                });
+            })
+        };
+        // If the origin has ended meanwhile, what was copied may be anything, and so may be the driver's answer.
+        self.using.place.check_alive(true)?;
+        outcome
+    }
+
+    /// The bytes from the first to the last element, copied to the host.
+    pub(crate) fn read_span(&self, to: &mut [u8]) -> Result<()> {
+        self.using.place.check_alive(true)?;
+        let (address, _) = self.span();
+        let outcome = self.stream.driver().read(self.stream.raw()?, to, address);
+        self.using.place.check_alive(true)?;
+        outcome
+    }
+
+    /// Overwrites the elements, which are contiguous, in row-major order.
+    pub(crate) fn write<T: Element>(&self, from: &[T]) -> Result<()> {
+        if from.len() != self.geometry.numel() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                format!(
+                    "a device tensor of {} elements was to be copied from a slice of {}",
+                    self.geometry.numel(),
+                    from.len()
+                ),
+            ));
+        }
+        if !self.geometry.is_contiguous() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "the elements of the device tensor do not follow one another, after a transposition; write before it",
+            ));
+        }
+        self.write_span(bytes_of(from))
+    }
+
+    pub(crate) fn write_span(&self, from: &[u8]) -> Result<()> {
+        self.using.place.check_alive(true)?;
+        let (address, _) = self.span();
+        self.using.works_on(&self.stream);
+        self.stream.gate()?;
+        self.stream
+            .driver()
+            .write(self.stream.raw()?, address, from)
+    }
+
+    /// Sets all bytes of the elements.
+    pub(crate) fn fill_bytes(&self, value: u8) -> Result<()> {
+        let (address, length) = self.span();
+        self.using.works_on(&self.stream);
+        self.stream
+            .driver()
+            .fill(self.stream.raw()?, address, value, length as u64)
+    }
+
+    /// Overwrites the elements with another's, on the device.
+    pub(crate) fn copy_from(&self, from: &Self) -> Result<()> {
+        let fits = self.geometry.shape() == from.geometry.shape()
+            && self.geometry.is_contiguous()
+            && from.geometry.is_contiguous()
+            && self.device() == from.device();
+        if !fits {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                format!(
+                    "a device tensor of shape {:?} on device {} was to be copied to one of shape {:?} on device {}; both must be contiguous and alike",
+                    from.geometry.shape(),
+                    from.device().ordinal(),
+                    self.geometry.shape(),
+                    self.device().ordinal()
+                ),
+            ));
+        }
+        self.using.place.check_alive(false)?;
+        let source = from.enter(&self.stream)?;
+        self.using.works_on(&self.stream);
+        let bytes = self.geometry.packed_bytes() as u64;
+        self.stream
+            .driver()
+            .copy(self.stream.raw()?, self.address(), source, bytes)?;
+        // What the source's stream does next comes after the copy has read it.
+        from.stream.wait_for(&self.stream)
+    }
+
+    /// A copy on `device`, in the order of that device's current stream.
+    pub(crate) fn copy_to(&self, stream: &Stream) -> Result<Self> {
+        self.using.place.check_alive(false)?;
+        let (address, length) = self.span();
+        let geometry = self.geometry.starting_at(self.geometry.byte_span().start)?;
+        let elements = length / self.geometry.dtype().size();
+        let mut copy = Self::new(self.geometry.dtype(), [elements], stream)?;
+        stream.wait_for(&self.stream)?;
+        let to = copy.using.address();
+        let driver = stream.driver();
+        if stream.device() == self.device() {
+            driver.copy(stream.raw()?, to, address, length as u64)?;
+        } else {
+            let [there, here] = [stream.device(), self.device()].map(Device::ordinal);
+            driver.copy_between(stream.raw()?, (there, to), (here, address), length as u64)?;
+        }
+        // The source is not written before the copy has read it.
+        self.stream.wait_for(stream)?;
+        self.using.works_on(&self.stream);
+        copy.geometry = geometry;
+        Ok(copy)
+    }
+}

@@ -1,0 +1,100 @@
+//! Streams and events.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::Cuda;
+use super::memory::raw;
+use crate::driver::{RawEvent, RawStream};
+use crate::error::{Result, check};
+
+/// Event flags: no time stamps, and for other processes too.
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+/// What an event that has not happened answers.
+const NOT_READY: i32 = 600;
+
+impl Cuda {
+    pub(super) fn stream_create(&self, device: u32) -> Result<RawStream> {
+        let _entered = self.enter(device)?;
+        let create = self.symbols.stream_create()?;
+        let mut stream = ptr::null_mut();
+        // Flag 0: ordered with the default stream of whoever else uses the device in this process.
+        // SAFETY: it writes a pointer to where one is.
+        check("cuStreamCreate", unsafe { create(&raw mut stream, 0) })?;
+        Ok(RawStream {
+            device,
+            raw: stream.addr(),
+            owned: true,
+        })
+    }
+
+    pub(super) fn stream_destroy(&self, stream: RawStream) -> Result<()> {
+        if !stream.owned {
+            return Ok(());
+        }
+        let _entered = self.enter(stream.device)?;
+        let destroy = self.symbols.stream_destroy()?;
+        // SAFETY: the stream is ours, and its one handle ends here.
+        check("cuStreamDestroy_v2", unsafe { destroy(raw(&stream)) })
+    }
+
+    pub(super) fn stream_synchronize(&self, stream: &RawStream) -> Result<()> {
+        let _entered = self.enter(stream.device)?;
+        let synchronize = self.symbols.stream_synchronize()?;
+        // SAFETY: the stream lives, as its handle does.
+        check("cuStreamSynchronize", unsafe { synchronize(raw(stream)) })
+    }
+
+    pub(super) fn stream_wait(&self, stream: &RawStream, event: &RawEvent) -> Result<()> {
+        let _entered = self.enter(stream.device)?;
+        let wait = self.symbols.stream_wait()?;
+        // SAFETY: both live, as their handles do.
+        check("cuStreamWaitEvent", unsafe {
+            wait(raw(stream), event_of(event), 0)
+        })
+    }
+
+    pub(super) fn event_create(&self, device: u32, shared: bool) -> Result<RawEvent> {
+        let _entered = self.enter(device)?;
+        let create = self.symbols.event_create()?;
+        let flags = DISABLE_TIMING | if shared { INTERPROCESS } else { 0 };
+        let mut event = ptr::null_mut();
+        // SAFETY: it writes a pointer to where one is.
+        check("cuEventCreate", unsafe { create(&raw mut event, flags) })?;
+        Ok(RawEvent {
+            device,
+            raw: event.addr(),
+        })
+    }
+
+    pub(super) fn event_destroy(&self, event: RawEvent) -> Result<()> {
+        let _entered = self.enter(event.device)?;
+        let destroy = self.symbols.event_destroy()?;
+        // SAFETY: the event is ours, made or imported, and its one handle ends here.
+        check("cuEventDestroy_v2", unsafe { destroy(event_of(&event)) })
+    }
+
+    pub(super) fn event_record(&self, event: &RawEvent, stream: &RawStream) -> Result<()> {
+        let _entered = self.enter(stream.device)?;
+        let record = self.symbols.event_record()?;
+        // SAFETY: both live, as their handles do.
+        check("cuEventRecord", unsafe {
+            record(event_of(event), raw(stream))
+        })
+    }
+
+    pub(super) fn event_query(&self, event: &RawEvent) -> Result<bool> {
+        let _entered = self.enter(event.device)?;
+        let query = self.symbols.event_query()?;
+        // SAFETY: the event lives, as its handle does.
+        match unsafe { query(event_of(event)) } {
+            NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
+    }
+}
+
+pub(super) fn event_of(event: &RawEvent) -> *mut c_void {
+    ptr::without_provenance_mut(event.raw)
+}

@@ -1,0 +1,366 @@
+//! What this process knows of device memory: its own, and what it has open of others.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shm_core::Arena;
+use shm_core::trace::Trace;
+use shm_core::word::Owner;
+
+use crate::device::Device;
+use crate::driver::{Driver, driver};
+use crate::error::{ErrorKind, Result};
+use crate::event::{Station, Visited};
+use crate::import::Import;
+use crate::layout::Path;
+use crate::memory::Memory;
+use crate::options::options;
+use crate::place::Place;
+use crate::pool::{BlockRef, Pool, class_of};
+use crate::stats::{COUNTERS, Peer};
+use crate::stream::Stream;
+
+/// Ordinal of the device, and the path of what is in the pool.
+type PoolKey = (u32, Path);
+
+/// All there is, once a process.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pub(crate) arena: Arena,
+    pub(crate) driver: &'static dyn Driver,
+    pub(crate) station: Mutex<Option<Arc<Station>>>,
+    pub(crate) pools: Mutex<HashMap<PoolKey, Arc<Mutex<Pool>>>>,
+    pub(crate) memories: Mutex<HashMap<[u64; 2], Arc<Memory>>>,
+    pub(crate) imports: Mutex<HashMap<[u64; 2], Arc<Import>>>,
+    pub(crate) visited: Mutex<HashMap<[u64; 2], Arc<Visited>>>,
+    pub(crate) peers: Mutex<Vec<(Owner, Peer)>>,
+}
+
+/// How long a full device waits for others to be done with what they let go of.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+static HUB: OnceLock<Hub> = OnceLock::new();
+
+impl Hub {
+    /// The one of this process, in its current arena.
+    pub(crate) fn get() -> Result<&'static Self> {
+        if let Some(hub) = HUB.get() {
+            hub.arena.check_not_forked("using a device tensor")?;
+            return Ok(hub);
+        }
+        let driver = driver()?;
+        let arena = Arena::current()?;
+        arena.check_not_forked("using a device tensor")?;
+        // To hear of deaths also while nobody here waits for anything.
+        arena.watch();
+        crate::exit::wait_for_streams();
+        Ok(HUB.get_or_init(|| Self {
+            arena,
+            driver,
+            station: Mutex::default(),
+            pools: Mutex::default(),
+            memories: Mutex::default(),
+            imports: Mutex::default(),
+            visited: Mutex::default(),
+            peers: Mutex::default(),
+        }))
+    }
+
+    /// The one of this process, if it has used device tensors.
+    pub(crate) fn if_any() -> Option<&'static Self> {
+        HUB.get().filter(|hub| !hub.arena.is_forked())
+    }
+
+    /// The events of this process.
+    pub(crate) fn station(&self) -> Result<Arc<Station>> {
+        let mut station = self.station.lock();
+        if let Some(station) = &*station {
+            return Ok(station.clone());
+        }
+        let made = Arc::new(Station::new(&self.arena, self.driver, options().events)?);
+        // Without it handles still work; who needs more is told.
+        if let Err(error) = crate::service::open(&made.object) {
+            tracing::warn!(%error, "others can reach device memory of this process by handle only");
+        }
+        *station = Some(made.clone());
+        Ok(made)
+    }
+
+    fn pool(&self, device: Device, path: Path) -> Arc<Mutex<Pool>> {
+        let mut pools = self.pools.lock();
+        pools.entry((device.ordinal(), path)).or_default().clone()
+    }
+
+    /// A block of at least so many bytes, and where it lies. `stream` waits for whoever used it before.
+    pub(crate) fn allocate(
+        &self,
+        device: Device,
+        bytes: u64,
+        stream: &Stream,
+    ) -> Result<(BlockRef, Place)> {
+        let (stride, count) = class_of(bytes);
+        let path = crate::path::choose(self, device)?;
+        let pool = self.pool(device, path);
+        let station = self.station()?;
+        let mut made = false;
+        // Blocks whose last users are not done yet: left for later.
+        let mut busy = Vec::new();
+        let found = loop {
+            let taken = pool.lock().take(stride);
+            let Some(block) = taken else {
+                match self.add_memory(device, path, (stride, count), &pool) {
+                    Ok(()) => {
+                        made = true;
+                        continue;
+                    }
+                    // Better to wait than to fail.
+                    Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => {
+                        let waited = busy
+                            .pop()
+                            .map(|block| self.settle(&station, block, stream, PATIENCE));
+                        match waited {
+                            Some(Ok(Ok(found))) => break Ok(found),
+                            Some(Ok(Err(block))) => busy.push(block),
+                            Some(Err(second)) => break Err(second),
+                            None => {}
+                        }
+                        break Err(error);
+                    }
+                    Err(error) => break Err(error),
+                }
+            };
+            match self.settle(&station, block, stream, Duration::ZERO) {
+                Ok(Ok(found)) => break Ok(found),
+                Ok(Err(block)) => busy.push(block),
+                Err(error) => break Err(error),
+            }
+        };
+        let mut pool = pool.lock();
+        busy.into_iter().for_each(|block| pool.put_back(block));
+        drop(pool);
+        let (block, place) = found?;
+        COUNTERS.reused.add(u64::from(!made));
+        block.memory.keep_open();
+        place.begin_turn(block.index);
+        Ok((block, place))
+    }
+
+    /// Makes a block one's own, if everybody who used it before is done; else it comes back.
+    fn settle(
+        &self,
+        station: &Arc<Station>,
+        block: BlockRef,
+        stream: &Stream,
+        patience: Duration,
+    ) -> Result<Result<(BlockRef, Place), BlockRef>> {
+        if block.memory.is_stuck(block.index) {
+            return Ok(Err(block));
+        }
+        let place = Place::Home(block.memory.clone(), station.clone());
+        let settled = (|| {
+            if !place.settle(block.index, stream, patience)? {
+                return Ok(false);
+            }
+            for last in block.memory.take_after(block.index) {
+                stream.wait_for(&last)?;
+            }
+            Ok(true)
+        })();
+        match settled {
+            Ok(true) => Ok(Ok((block, place))),
+            Ok(false) => Ok(Err(block)),
+            Err(error) => {
+                self.put_back(block);
+                Err(error)
+            }
+        }
+    }
+
+    /// One more allocation of the driver, with all its blocks free.
+    fn add_memory(
+        &self,
+        device: Device,
+        path: Path,
+        (stride, count): (u64, u32),
+        pool: &Mutex<Pool>,
+    ) -> Result<()> {
+        let make = || Memory::allocate(self, device, path, stride, count);
+        let memory = match make() {
+            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => {
+                self.collect();
+                make()?
+            }
+            made => made?,
+        };
+        let memory = Arc::new(memory);
+        self.memories
+            .lock()
+            .insert(memory.object.handle(), memory.clone());
+        pool.lock().add(&memory);
+        Ok(())
+    }
+
+    /// One allocation of so many blocks, all of them for the caller, with events bound to each.
+    pub(crate) fn allocate_slots(
+        &self,
+        device: Device,
+        bytes: u64,
+        count: u32,
+    ) -> Result<Vec<(BlockRef, Place)>> {
+        let path = crate::path::choose(self, device)?;
+        // As blocks of the pool, so that they go there in the end.
+        let (stride, _) = class_of(bytes);
+        let memory = Arc::new(Memory::allocate(self, device, path, stride, count)?);
+        self.memories
+            .lock()
+            .insert(memory.object.handle(), memory.clone());
+        self.pool(device, path).lock().add_lent(&memory);
+        let station = self.station()?;
+        (0..memory.count)
+            .map(|index| {
+                let place = Place::Home(memory.clone(), station.clone());
+                place.bind(index, 1)?;
+                place.begin_turn(index);
+                let memory = memory.clone();
+                Ok((BlockRef { memory, index }, place))
+            })
+            .collect()
+    }
+
+    /// Memory that somebody else made, as a place with one block.
+    pub(crate) fn adopt(&self, memory: Memory) -> Result<(BlockRef, Place)> {
+        let memory = Arc::new(memory);
+        let pool = self.pool(memory.device, memory.path);
+        self.memories
+            .lock()
+            .insert(memory.object.handle(), memory.clone());
+        pool.lock().add_lent(&memory);
+        let place = Place::Home(memory.clone(), self.station()?);
+        place.begin_turn(0);
+        Ok((BlockRef { memory, index: 0 }, place))
+    }
+
+    /// The block stands for that token from now on.
+    pub(crate) fn lend(&self, block: BlockRef, token: Trace) {
+        let pool = self.pool(block.memory.device, block.memory.path);
+        pool.lock().lend(block, token);
+    }
+
+    /// A block that was taken and did not become a tensor.
+    pub(crate) fn put_back(&self, block: BlockRef) {
+        let pool = self.pool(block.memory.device, block.memory.path);
+        pool.lock().put_back(block);
+    }
+
+    /// The station of another process.
+    pub(crate) fn visit(&self, handle: [u64; 2]) -> Result<Arc<Visited>> {
+        let mut visited = self.visited.lock();
+        if let Some(known) = visited.get(&handle) {
+            return Ok(known.clone());
+        }
+        let made = Arc::new(Visited::open(&self.arena, self.driver, handle)?);
+        visited.insert(handle, made.clone());
+        Ok(made)
+    }
+
+    /// Where the memory of that name lies: the original, if it is of this process; else open here, once.
+    pub(crate) fn place(&self, handle: [u64; 2]) -> Result<Place> {
+        if !crate::sabotage::is("same-process")
+            && let Some(memory) = self.memories.lock().get(&handle)
+        {
+            return Ok(Place::Home(memory.clone(), self.station()?));
+        }
+        let mut imports = self.imports.lock();
+        if let Some(import) = imports.get(&handle).cloned() {
+            let gone = Self::take_retired(&mut imports, &import.visited);
+            drop(imports);
+            // Closing waits for the device: outside of the lock.
+            drop(gone);
+            return Ok(Place::Away(import));
+        }
+        // Those of the dead are of no use any more, and hold a mapping each.
+        imports.retain(|_, import| {
+            Arc::strong_count(import) > 1 || self.arena.is_present(import.origin)
+        });
+        let import = Arc::new(Import::open(self, handle)?);
+        imports.insert(handle, import.clone());
+        let gone = Self::take_retired(&mut imports, &import.visited);
+        drop(imports);
+        drop(gone);
+        self.note_peer(import.origin, import.pid, import.path, "it could be opened");
+        Ok(Place::Away(import))
+    }
+
+    /// What an origin asked to have closed, if it has since the last look, and nobody here uses.
+    fn take_retired(
+        imports: &mut HashMap<[u64; 2], Arc<Import>>,
+        visited: &Visited,
+    ) -> Vec<([u64; 2], Arc<Import>)> {
+        if !visited.asks_to_close() {
+            return Vec::new();
+        }
+        imports
+            .extract_if(|_, import| Arc::strong_count(import) == 1 && import.is_retired())
+            .collect()
+    }
+
+    /// Remembers how another process is reached.
+    pub(crate) fn note_peer(&self, owner: Owner, pid: u32, path: Path, why: &str) {
+        let mut peers = self.peers.lock();
+        let peer = Peer {
+            pid,
+            path,
+            why: why.to_owned(),
+        };
+        match peers.iter_mut().find(|(known, _)| *known == owner) {
+            Some((_, known)) => *known = peer,
+            None => {
+                peers.retain(|(known, _)| self.arena.is_present(*known));
+                peers.push((owner, peer));
+            }
+        }
+    }
+
+    /// The memory of this process that has that name.
+    pub(crate) fn memory(&self, handle: [u64; 2]) -> Option<Arc<Memory>> {
+        self.memories.lock().get(&handle).cloned()
+    }
+
+    /// Takes events from blocks that nobody uses, for one that is about to be sent; whether there were any.
+    pub(crate) fn take_idle_events(&self) -> bool {
+        let Ok(station) = self.station() else {
+            return false;
+        };
+        let mut found = false;
+        for pool in self.pools() {
+            for block in pool.lock().free_blocks() {
+                let place = Place::Home(block.memory.clone(), station.clone());
+                if place.is_quiet(block.index, self.driver).unwrap_or(false) {
+                    found |= place.unbind(block.index);
+                }
+            }
+        }
+        found
+    }
+}
+
+/// An import that its origin asked to have closed, and that was used for the last time.
+pub(crate) fn forget_retired(import: &Arc<Import>) {
+    if let Some(hub) = Hub::if_any() {
+        let mut imports = hub.imports.lock();
+        let handle = import.object.handle();
+        // In the table, in the use that is going, and in nobody else's hands.
+        let gone = match imports.get(&handle) {
+            Some(known) if Arc::strong_count(known) <= 2 => imports.remove(&handle),
+            // Others may be about to let go, too: whoever comes next looks again.
+            _ => {
+                import.visited.look_again();
+                None
+            }
+        };
+        drop(imports);
+        drop(gone);
+    }
+}

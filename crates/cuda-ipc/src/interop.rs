@@ -1,0 +1,277 @@
+//! cudarc: device tensors where it wants slices, and its slices as device tensors.
+//!
+//! A view of a tensor implements cudarc's [`DeviceSlice`] and [`DevicePtr`], so it goes where they are asked for: copies,
+//! cuBLAS, one's own launches. When the view goes, the tensor's stream waits for what cudarc's stream did with it.
+//!
+//! cudarc's own memory comes from a memory pool wherever the device has any, and memory of a pool has no handle for other
+//! processes: no driver gives one. So a [`CudaSlice`] is wrapped only where cudarc allocated it otherwise, and copied on the
+//! device in all other cases.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop,
+    sys,
+};
+use shm_core::{Element, Shape};
+
+use crate::body::Body;
+use crate::device::Device;
+use crate::driver::RawEvent;
+use crate::error::{Error, ErrorKind, Result};
+use crate::shared::SharedDeviceTensor;
+use crate::stream::Stream;
+use crate::tensor::DeviceTensor;
+
+/// A device tensor as cudarc reads it; contiguous. Holds the tensor for as long as it lives.
+pub struct CudarcView<'t, T> {
+    body: &'t Body,
+    stream: Arc<CudaStream>,
+    used: CudaEvent,
+    element: std::marker::PhantomData<&'t T>,
+}
+
+/// A device tensor as cudarc reads and writes it; contiguous. Holds the tensor for as long as it lives.
+pub struct CudarcViewMut<'t, T>(CudarcView<'t, T>);
+
+fn told(error: cudarc::driver::DriverError) -> Error {
+    match crate::error::check("cuEventCreate", error.0 as i32) {
+        Err(error) => error,
+        Ok(()) => Error::new(ErrorKind::Malformed, "cudarc reports an error that is none"),
+    }
+}
+
+/// The device that a stream of cudarc belongs to.
+fn device_of(stream: &CudaStream) -> Result<Device> {
+    let ordinal = u32::try_from(stream.context().ordinal())
+        .map_err(|_| Error::new(ErrorKind::NoSuchDevice, "a device of an absurd number"))?;
+    Device::new(ordinal)
+}
+
+impl<'t, T: Element> CudarcView<'t, T> {
+    fn new(body: &'t Body, stream: &Arc<CudaStream>) -> Result<Self> {
+        if !body.geometry.is_contiguous() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "the elements of the device tensor do not follow one another, as cudarc needs them",
+            ));
+        }
+        body.using.place.check_alive(false)?;
+        if device_of(stream)? != body.device() {
+            return Err(Error::new(
+                ErrorKind::WrongDevice,
+                format!(
+                    "a stream of cudarc on device {} was given for a tensor on device {}",
+                    stream.context().ordinal(),
+                    body.device().ordinal()
+                ),
+            ));
+        }
+        let used = stream.context().new_event(None).map_err(told)?;
+        Ok(Self {
+            body,
+            stream: stream.clone(),
+            used,
+            element: std::marker::PhantomData,
+        })
+    }
+
+    fn address(&self) -> u64 {
+        let offset = self.body.geometry.offset() * size_of::<T>();
+        self.body.using.address() + offset as u64
+    }
+
+    fn lend<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        let waited = (|| {
+            // SAFETY: it is used in this call only, for which the stream is borrowed.
+            let theirs =
+                unsafe { Stream::from_raw(self.body.device(), stream.cu_stream().addr()) }?;
+            theirs.wait_for(&self.body.stream)
+        })();
+        if let Err(error) = waited {
+            // cudarc has no other way to be told.
+            tracing::error!(%error, "a stream of cudarc could not be made to wait for a device tensor");
+        }
+        let after = if stream.context().is_managing_stream_synchronization() {
+            SyncOnDrop::Record(Some((&self.used, stream)))
+        } else {
+            SyncOnDrop::Sync(Some(stream))
+        };
+        (self.address(), after)
+    }
+}
+
+impl<T> Drop for CudarcView<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: the event is cudarc's, and lives as long as this view.
+        let used =
+            unsafe { RawEvent::made(self.body.device().ordinal(), self.used.cu_event().addr()) };
+        let stream = &self.body.stream;
+        // One that was never recorded is no wait.
+        let waited = stream
+            .raw()
+            .and_then(|raw| stream.driver().wait(raw, &used));
+        if let Err(error) = waited {
+            tracing::error!(%error, "a device tensor could not be made to wait for a stream of cudarc");
+        }
+    }
+}
+
+impl<T: Element> DeviceSlice<T> for CudarcView<'_, T> {
+    fn len(&self) -> usize {
+        self.body.geometry.numel()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+impl<T: Element> DevicePtr<T> for CudarcView<'_, T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.lend(stream)
+    }
+}
+
+impl<T: Element> DeviceSlice<T> for CudarcViewMut<'_, T> {
+    fn len(&self) -> usize {
+        self.0.body.geometry.numel()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.0.stream
+    }
+}
+
+impl<T: Element> DevicePtr<T> for CudarcViewMut<'_, T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.0.lend(stream)
+    }
+}
+
+impl<T: Element> DevicePtrMut<T> for CudarcViewMut<'_, T> {
+    fn device_ptr_mut<'a>(
+        &'a mut self,
+        stream: &'a CudaStream,
+    ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.0.lend(stream)
+    }
+}
+
+impl<T> fmt::Debug for CudarcView<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        crate::tensor::describe(f, "CudarcView", self.body)
+    }
+}
+
+impl<T> fmt::Debug for CudarcViewMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        crate::tensor::describe(f, "CudarcViewMut", self.0.body)
+    }
+}
+
+impl<T: Element> SharedDeviceTensor<T> {
+    /// The tensor as cudarc reads it.
+    ///
+    /// # Errors
+    /// When its elements do not follow one another, the stream is of another device, or the memory's origin has ended.
+    pub fn for_cudarc(&self, stream: &Arc<CudaStream>) -> Result<CudarcView<'_, T>> {
+        CudarcView::new(&self.body, stream)
+    }
+}
+
+impl<T: Element> DeviceTensor<T> {
+    /// The tensor as cudarc reads it.
+    ///
+    /// # Errors
+    /// As for [`SharedDeviceTensor::for_cudarc`].
+    pub fn for_cudarc(&self, stream: &Arc<CudaStream>) -> Result<CudarcView<'_, T>> {
+        CudarcView::new(&self.body, stream)
+    }
+
+    /// The tensor as cudarc reads and writes it.
+    ///
+    /// # Errors
+    /// As for [`SharedDeviceTensor::for_cudarc`].
+    pub fn for_cudarc_mut(&mut self, stream: &Arc<CudaStream>) -> Result<CudarcViewMut<'_, T>> {
+        CudarcView::new(&self.body, stream).map(CudarcViewMut)
+    }
+
+    /// A slice of cudarc as a tensor, without a copy; on the default stream of its device, which waits for the slice's.
+    ///
+    /// # Errors
+    /// The slice, and `NotExportable` when its memory is of a pool, which is where cudarc allocates wherever it can:
+    /// [`copy_cudarc`](Self::copy_cudarc) then. Allocate with `cudarc::driver::result::malloc_sync` and use
+    /// [`wrap_raw`](Self::wrap_raw) to avoid the copy.
+    #[expect(clippy::result_large_err, reason = "the slice comes back")]
+    pub fn wrap_cudarc(
+        slice: CudaSlice<T>,
+        shape: impl Into<Shape>,
+    ) -> Result<Self, (Error, CudaSlice<T>)>
+    where
+        T: DeviceRepr + Send,
+    {
+        let kept = Arc::new(slice);
+        let made = (|| {
+            let shape = shape.into();
+            expect_len(&shape, kept.len())?;
+            let stream = following(kept.stream())?;
+            let (address, after) = kept.device_ptr(kept.stream());
+            drop(after);
+            // SAFETY: the slice is the tensor's from now on, and is freed when nobody uses the tensor any more.
+            unsafe { Self::wrap_raw(&stream, shape, address, kept.clone()) }
+        })();
+        match made {
+            Ok(tensor) => Ok(tensor),
+            Err(error) => match Arc::try_unwrap(kept) {
+                Ok(slice) => Err((error, slice)),
+                // Nothing else has it after an error: what was to own it is gone.
+                Err(_) => unreachable!("the slice is held by a tensor that was not made"),
+            },
+        }
+    }
+
+    /// A copy of a slice of cudarc, made on the device; on the default stream of its device.
+    ///
+    /// # Errors
+    /// When the shape has another number of elements, or what the driver answers.
+    pub fn copy_cudarc(slice: &CudaSlice<T>, shape: impl Into<Shape>) -> Result<Self>
+    where
+        T: DeviceRepr,
+    {
+        let shape = shape.into();
+        expect_len(&shape, slice.len())?;
+        let stream = following(slice.stream())?;
+        let (address, after) = slice.device_ptr(slice.stream());
+        // SAFETY: as many elements lie there, and the slice is borrowed; its stream waits for the copy below.
+        let copy = unsafe { Self::copied_from_raw(&stream, shape, address) }?;
+        // SAFETY: it is used in this call only, for which the slice, and so its stream, is borrowed.
+        let theirs =
+            unsafe { Stream::from_raw(stream.device(), slice.stream().cu_stream().addr()) }?;
+        theirs.wait_for(&stream)?;
+        drop(after);
+        Ok(copy)
+    }
+}
+
+/// The default stream of a cudarc stream's device, which waits for what is in that stream.
+fn following(theirs: &CudaStream) -> Result<Stream> {
+    let device = device_of(theirs)?;
+    let stream = Stream::of(device)?;
+    // SAFETY: it is used in this call only, for which the stream is borrowed.
+    let theirs = unsafe { Stream::from_raw(device, theirs.cu_stream().addr()) }?;
+    stream.wait_for(&theirs)?;
+    Ok(stream)
+}
+
+fn expect_len(shape: &Shape, found: usize) -> Result<()> {
+    let wanted: usize = shape.dims()?.iter().product();
+    if wanted == found {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Shape,
+        format!("a slice of {found} elements was to be a tensor of {wanted}"),
+    ))
+}

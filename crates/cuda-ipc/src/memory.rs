@@ -1,0 +1,338 @@
+//! Memory of this process on a device: one allocation of the driver, cut into blocks of one size.
+//!
+//! The allocation has an object in the arena, by which others find it. This process holds the object for as long as the
+//! memory is there; whoever has it open holds it too, so the memory is given back to the driver only when nobody has.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use shm_core::object::{Array, Object, ObjectKind};
+use shm_core::trace::Trace;
+use smallvec::SmallVec;
+
+use crate::device::Device;
+use crate::driver::{Mapping, check_not_forked};
+use crate::error::{Error, ErrorKind, Result};
+use crate::hub::Hub;
+use crate::layout::{self, Described, Path, memory, station};
+use crate::stream::Stream;
+use crate::using::Use;
+
+/// What keeps the memory, and how it is given back.
+enum Kept {
+    /// By the driver, for us.
+    Allocated,
+    /// By the driver, for whoever maps it.
+    Mapped(Mapping),
+    /// By somebody else, who is dropped when nobody uses it any more.
+    Wrapped { _owner: Box<dyn Any + Send> },
+}
+
+/// An allocation of this process.
+pub(crate) struct Memory {
+    pub(crate) object: Object,
+    trace: Trace,
+    pub(crate) device: Device,
+    /// Where block 0 begins.
+    address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) stride: u64,
+    pub(crate) count: u32,
+    pub(crate) path: Path,
+    kept: Mutex<Option<Kept>>,
+    /// Of each block: streams that used it last, and that nobody recorded an event of.
+    after: Mutex<Vec<SmallVec<[Stream; 1]>>>,
+    pub(crate) uses: Mutex<HashMap<u32, Weak<Use>>>,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("device", &self.device)
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("blocks", &(self.count, self.stride))
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Memory {
+    /// A new allocation of `count` blocks of `stride` bytes.
+    pub(crate) fn allocate(
+        hub: &Hub,
+        device: Device,
+        path: Path,
+        stride: u64,
+        count: u32,
+    ) -> Result<Self> {
+        let asked = stride * u64::from(count);
+        let driver = hub.driver;
+        let ordinal = device.ordinal();
+        let (address, bytes, kept) = match path {
+            Path::Descriptor => {
+                let mapping = driver.map_new(ordinal, asked)?;
+                (mapping.address, mapping.bytes, Kept::Mapped(mapping))
+            }
+            Path::Handle | Path::Host => (driver.allocate(ordinal, asked)?, asked, Kept::Allocated),
+        };
+        let handle = match path {
+            Path::Handle => driver.export(ordinal, address),
+            Path::Descriptor | Path::Host => Ok([0; 64]),
+        };
+        let made = handle.and_then(|handle| {
+            let path = if path == Path::Host {
+                // Nobody opens it; its copies travel.
+                Path::Handle
+            } else {
+                path
+            };
+            describe(
+                hub,
+                device,
+                Shape {
+                    path,
+                    bytes,
+                    stride,
+                    count,
+                    first: 0,
+                },
+                handle,
+            )
+        });
+        match made {
+            Ok(object) => Ok(Self::over(
+                object, device, address, path, kept, bytes, stride, count,
+            )),
+            Err(error) => {
+                if let Err(second) = give_back(hub, device, address, kept) {
+                    tracing::warn!(error = %second, "memory of a device could not be given back");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Memory that somebody else made: `address` is where the one block begins, in an allocation that can be exported.
+    pub(crate) fn wrap(
+        hub: &Hub,
+        device: Device,
+        address: u64,
+        bytes: u64,
+        owner: Box<dyn Any + Send>,
+    ) -> Result<Self> {
+        let driver = hub.driver;
+        let ordinal = device.ordinal();
+        let (base, size) = driver.range_of(ordinal, address)?;
+        let first = address.checked_sub(base).unwrap_or(u64::MAX);
+        if first.checked_add(bytes).is_none_or(|end| end > size) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                format!(
+                    "{bytes} bytes from {address:#x} were to be a tensor, and the allocation there has {size} bytes from {base:#x}"
+                ),
+            ));
+        }
+        let refuse = |why: &dyn fmt::Display| {
+            Error::new(
+                ErrorKind::NotExportable,
+                format!(
+                    "the memory at {address:#x} cannot be shown to other processes: {why}. Memory of `cuMemAllocAsync` (cudarc's CudaSlice, and any memory \
+                     pool), of `cuMemAllocManaged` and of `cuMemCreate` has no handle; use memory of `cuMemAlloc` (cudarc's `result::malloc_sync`), or \
+                     copy it with `DeviceTensor::copied_from_raw`"
+                ),
+            )
+        };
+        if driver.is_exportable(ordinal, address)? == Some(false) {
+            return Err(refuse(
+                &"the driver says that its kind of allocation has no handle",
+            ));
+        }
+        let handle = driver
+            .export(ordinal, base)
+            .map_err(|error| refuse(&error))?;
+        let shape = Shape {
+            path: Path::Handle,
+            bytes: size,
+            stride: bytes,
+            count: 1,
+            first,
+        };
+        let object = describe(hub, device, shape, handle)?;
+        let kept = Kept::Wrapped { _owner: owner };
+        Ok(Self::over(
+            object,
+            device,
+            address,
+            Path::Handle,
+            kept,
+            size,
+            bytes,
+            1,
+        ))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a constructor of one place")]
+    fn over(
+        object: Object,
+        device: Device,
+        address: u64,
+        path: Path,
+        kept: Kept,
+        bytes: u64,
+        stride: u64,
+        count: u32,
+    ) -> Self {
+        Self {
+            trace: Trace::of_object(&object),
+            object,
+            device,
+            address,
+            bytes,
+            stride,
+            count,
+            path,
+            kept: Mutex::new(Some(kept)),
+            after: Mutex::new(vec![SmallVec::new(); count as usize]),
+            uses: Mutex::default(),
+        }
+    }
+
+    /// Where a block begins.
+    pub(crate) fn address_of(&self, index: u32) -> u64 {
+        self.address + u64::from(index) * self.stride
+    }
+
+    /// Whether the driver, or somebody else, made it in another way than this crate does.
+    pub(crate) fn is_wrapped(&self) -> bool {
+        matches!(*self.kept.lock(), Some(Kept::Wrapped { .. }))
+    }
+
+    /// Notes which streams used a block last.
+    pub(crate) fn used_by(&self, index: u32, streams: SmallVec<[Stream; 2]>) {
+        if let Some(after) = self.after.lock().get_mut(index as usize) {
+            for stream in streams {
+                if !after.iter().any(|known| known.same(&stream)) {
+                    after.push(stream);
+                }
+            }
+        }
+    }
+
+    /// Whether a stream that used a block last will never come to its end.
+    pub(crate) fn is_stuck(&self, index: u32) -> bool {
+        let after = self.after.lock();
+        after
+            .get(index as usize)
+            .is_some_and(|streams| streams.iter().any(Stream::is_stuck))
+    }
+
+    /// The streams that used a block last; nobody waits for them but who asks.
+    pub(crate) fn take_after(&self, index: u32) -> SmallVec<[Stream; 1]> {
+        match self.after.lock().get_mut(index as usize) {
+            Some(after) => std::mem::take(after),
+            None => SmallVec::new(),
+        }
+    }
+
+    /// Whether others have it open, or are about to.
+    pub(crate) fn is_open_elsewhere(&self) -> bool {
+        self.trace.references() > 1
+    }
+
+    /// Who has it open, this process aside.
+    pub(crate) fn holders(&self) -> Vec<shm_core::word::Owner> {
+        let me = self.object.arena().me();
+        let mut holders = self.trace.holders();
+        holders.retain(|holder| *holder != me);
+        holders
+    }
+
+    /// Asks everybody who has it open to close it.
+    pub(crate) fn retire(&self, hub: &Hub) {
+        let word = self.object.word(memory::RETIRED);
+        if word.swap(1, Ordering::AcqRel) == 0
+            && let Ok(station) = hub.station()
+        {
+            station
+                .object
+                .word(station::RETIRED)
+                .fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// It is used again: nobody has to close it.
+    pub(crate) fn keep_open(&self) {
+        let word = self.object.word(memory::RETIRED);
+        if word.load(Ordering::Relaxed) != 0 {
+            word.store(0, Ordering::Release);
+        }
+    }
+
+    /// A descriptor by which another process maps it.
+    pub(crate) fn descriptor(&self, hub: &Hub) -> Result<std::os::fd::OwnedFd> {
+        match &*self.kept.lock() {
+            Some(Kept::Mapped(mapping)) => hub.driver.descriptor_of(mapping),
+            _ => Err(Error::new(
+                ErrorKind::NotExportable,
+                "this memory has no descriptor",
+            )),
+        }
+    }
+
+    /// Gives the memory back. Called when no block is used, nobody has it open, and all work on it is over.
+    pub(crate) fn free(&self, hub: &Hub) -> Result<()> {
+        match self.kept.lock().take() {
+            Some(kept) => give_back(hub, self.device, self.address, kept),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Shape {
+    path: Path,
+    bytes: u64,
+    stride: u64,
+    count: u32,
+    first: u64,
+}
+
+fn describe(hub: &Hub, device: Device, shape: Shape, handle: [u8; 64]) -> Result<Object> {
+    let station = hub.station()?;
+    let count = u64::from(shape.count);
+    let object = Object::create(
+        &hub.arena,
+        ObjectKind::DeviceMemory,
+        [Array::None, Array::None],
+        layout::memory_words(count),
+    )?;
+    Described {
+        path: shape.path,
+        station: station.object.handle(),
+        origin: hub.arena.me(),
+        pid: std::process::id(),
+        uuid: device.uuid(),
+        bytes: shape.bytes,
+        stride: shape.stride,
+        count,
+        first: shape.first,
+        handle,
+    }
+    .write(&object);
+    Ok(object)
+}
+
+fn give_back(hub: &Hub, device: Device, address: u64, kept: Kept) -> Result<()> {
+    check_not_forked()?;
+    match kept {
+        Kept::Allocated => hub.driver.free(device.ordinal(), address),
+        Kept::Mapped(mapping) => hub.driver.unmap(device.ordinal(), mapping),
+        Kept::Wrapped { _owner: owner } => {
+            drop(owner);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Which way memory is to go to others: what was tried on the device, what others found not to work, or what was forced.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::hub::Hub;
+use crate::layout::{Path, station};
+use crate::options::options;
+use crate::pool::CHUNK;
+
+/// Which ways a device's memory can go to other processes, as was tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Probe {
+    /// By handle; `Err` says why not.
+    pub handle: Result<(), String>,
+    /// By file descriptor; `Err` says why not.
+    pub descriptor: Result<(), String>,
+    /// Whether events can be shared; where they cannot, senders wait for the device.
+    pub events: Result<(), String>,
+}
+
+impl Probe {
+    /// The best one, and why.
+    #[must_use]
+    pub fn best(&self) -> (Path, String) {
+        match (&self.handle, &self.descriptor) {
+            (Ok(()), _) => (Path::Handle, "handles work".to_owned()),
+            (Err(why), Ok(())) => (
+                Path::Descriptor,
+                format!("descriptors work, handles do not: {why}"),
+            ),
+            (Err(why), Err(second)) => (
+                Path::Host,
+                format!("neither handles work ({why}) nor descriptors ({second})"),
+            ),
+        }
+    }
+}
+
+/// Tries what a device can do for other processes, with a little memory, once a process.
+///
+/// # Errors
+/// When the driver cannot be used at all.
+pub(crate) fn probe(driver: &dyn Driver, device: Device) -> Result<Probe> {
+    static TRIED: Mutex<Option<HashMap<u32, Probe>>> = Mutex::new(None);
+    let mut tried = TRIED.lock();
+    let tried = tried.get_or_insert_default();
+    let ordinal = device.ordinal();
+    if let Some(known) = tried.get(&ordinal) {
+        return Ok(known.clone());
+    }
+    let seen = device.description();
+    let handle = match seen.handles {
+        Err(why) => Err(why.to_owned()),
+        Ok(()) => {
+            let address = driver.allocate(ordinal, CHUNK)?;
+            let exported = driver.export(ordinal, address);
+            driver.free(ordinal, address)?;
+            told(exported)?
+        }
+    };
+    let descriptor = match seen.descriptors {
+        Err(why) => Err(why.to_owned()),
+        Ok(()) => match driver.map_new(ordinal, CHUNK) {
+            Err(error) => told::<()>(Err(error))?,
+            Ok(mapping) => {
+                let exported = driver.descriptor_of(&mapping);
+                driver.unmap(ordinal, mapping)?;
+                told(exported)?
+            }
+        },
+    };
+    let events = match seen.events {
+        Err(why) => Err(why.to_owned()),
+        Ok(()) => match driver.new_event(ordinal, true) {
+            Err(error) => told::<()>(Err(error))?,
+            Ok(event) => {
+                let exported = driver.export_event(&event);
+                driver.drop_event(event)?;
+                told(exported)?
+            }
+        },
+    };
+    let probe = Probe {
+        handle,
+        descriptor,
+        events,
+    };
+    tried.insert(ordinal, probe.clone());
+    Ok(probe)
+}
+
+/// What the driver answered, as words where it says that it cannot; any other trouble is trouble.
+fn told<T>(answer: Result<T>) -> Result<Result<(), String>> {
+    match answer {
+        Ok(_) => Ok(Ok(())),
+        Err(error) if error.code().is_some() => Ok(Err(error.to_string())),
+        Err(error) => Err(error),
+    }
+}
+
+/// The path for new memory of a device.
+pub(crate) fn choose(hub: &Hub, device: Device) -> Result<Path> {
+    let refused = hub
+        .station()?
+        .object
+        .word(station::REFUSED)
+        .load(Ordering::Acquire);
+    let probe = probe(hub.driver, device)?;
+    if let Some(forced) = options().path {
+        let works = match forced {
+            Path::Handle => &probe.handle,
+            Path::Descriptor => &probe.descriptor,
+            Path::Host => &Ok(()),
+        };
+        return works.clone().map(|()| forced).map_err(|why| {
+            Error::new(
+                ErrorKind::NoPath,
+                format!(
+                    "the path {forced:?} was asked for, and device {} cannot: {why}",
+                    device.ordinal()
+                ),
+            )
+        });
+    }
+    let works = |path: Path, able: &Result<(), String>| {
+        able.is_ok() && refused & (1 << (path.code() - 1)) == 0
+    };
+    Ok(if works(Path::Handle, &probe.handle) {
+        Path::Handle
+    } else if works(Path::Descriptor, &probe.descriptor) {
+        Path::Descriptor
+    } else {
+        Path::Host
+    })
+}

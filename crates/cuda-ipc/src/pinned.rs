@@ -1,0 +1,254 @@
+//! Tensors of the arena that a device reads by itself: copies from them need no staging, and no thread waits.
+//!
+//! The memory behind a pinned tensor is registered with the driver once in this process, for as long as anything of this
+//! process is pinned in it. The tensor is held until the copies that read it are over.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+
+use parking_lot::Mutex;
+use shm_core::{Element, Tensor};
+
+use crate::bytes::bytes_of;
+use crate::device::of_device;
+use crate::driver::{Driver, RawEvent, check_not_forked};
+use crate::error::{Error, ErrorKind, Result};
+use crate::tensor::DeviceTensor;
+
+const PAGE: usize = 4096;
+
+/// Ranges that are registered: start, end, and how many tensors need them.
+static REGISTERED: Mutex<BTreeMap<usize, (usize, usize)>> = Mutex::new(BTreeMap::new());
+
+/// A tensor of the arena that is registered with the driver, if that could be had; see [`outcome`](Self::outcome).
+///
+/// ```no_run
+/// # use cuda_ipc::{Device, DeviceTensor, PinnedTensor};
+/// let mut input = PinnedTensor::new(shm_core::Tensor::<f32>::zeros([1024])?, Device::new(0)?)?;
+/// let mut there = DeviceTensor::<f32>::zeros([1024])?;
+/// input.as_mut_slice()?.fill(1.0); // waits for earlier copies, if there are any
+/// input.copy_to(&mut there)?; // comes back at once
+/// # Ok::<(), cuda_ipc::Error>(())
+/// ```
+pub struct PinnedTensor<T: Element> {
+    tensor: Option<Tensor<T>>,
+    driver: &'static dyn Driver,
+    device: u32,
+    /// The range of pages, if it is registered.
+    range: Option<(usize, usize)>,
+    outcome: Result<(), String>,
+    /// Behind the copies that read the tensor; by device.
+    reading: Mutex<BTreeMap<u32, RawEvent>>,
+}
+
+impl<T: Element> PinnedTensor<T> {
+    /// Registers the memory of a contiguous tensor, if that can be done. Where it cannot, copies work all the same, and wait.
+    ///
+    /// # Errors
+    /// When there is no driver, or the tensor's elements do not follow one another.
+    pub fn new(tensor: Tensor<T>, device: crate::Device) -> Result<Self> {
+        let driver = of_device()?;
+        let bytes = bytes_of(tensor.try_as_slice()?);
+        let start = bytes.as_ptr().addr();
+        let range = (
+            start / PAGE * PAGE,
+            (start + bytes.len()).next_multiple_of(PAGE),
+        );
+        let base = bytes.as_ptr().map_addr(|address| address / PAGE * PAGE);
+        let outcome = if bytes.is_empty() {
+            Ok(false)
+        } else {
+            register(driver, device.ordinal(), base.cast_mut(), range).map(|()| true)
+        };
+        let outcome_text = outcome.as_ref().map(drop).map_err(ToString::to_string);
+        Ok(Self {
+            tensor: Some(tensor),
+            driver,
+            device: device.ordinal(),
+            range: outcome.unwrap_or(false).then_some(range),
+            outcome: outcome_text,
+            reading: Mutex::default(),
+        })
+    }
+
+    /// Whether the memory is registered (or there is none to register), and if not, why.
+    ///
+    /// # Errors
+    /// What the driver answered, in words.
+    pub fn outcome(&self) -> Result<(), &str> {
+        self.outcome.as_ref().map(drop).map_err(String::as_str)
+    }
+
+    fn tensor(&self) -> Result<&Tensor<T>> {
+        self.tensor
+            .as_ref()
+            .ok_or_else(|| Error::new(ErrorKind::StillHeld, "the tensor is gone"))
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    /// None in practice: the tensor is contiguous.
+    pub fn as_slice(&self) -> Result<&[T]> {
+        Ok(self.tensor()?.try_as_slice()?)
+    }
+
+    /// The elements, to write, when the copies that read them are over.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        self.wait()?;
+        match &mut self.tensor {
+            Some(tensor) => Ok(tensor.try_as_mut_slice()?),
+            None => Err(Error::new(ErrorKind::StillHeld, "the tensor is gone")),
+        }
+    }
+
+    /// Overwrites a device tensor with the elements, in the order of its stream. Comes back at once if the memory is
+    /// registered, and when the elements are copied if not.
+    ///
+    /// # Errors
+    /// When it has another number of elements, they do not follow one another, or what the driver answers.
+    pub fn copy_to(&self, to: &mut DeviceTensor<T>) -> Result<()> {
+        let from = self.as_slice()?;
+        if self.range.is_none() {
+            return to.copy_from_slice(from);
+        }
+        if from.len() != to.numel() || !to.is_contiguous() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                format!(
+                    "a pinned tensor of {} elements was to be copied to a device tensor of {} that is {}contiguous",
+                    from.len(),
+                    to.numel(),
+                    if to.is_contiguous() { "" } else { "not " }
+                ),
+            ));
+        }
+        let stream = to.stream().clone();
+        let address = to.write_in(&stream)?;
+        let mut reading = self.reading.lock();
+        let device = stream.device().ordinal();
+        let event = match reading.entry(device) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(self.driver.new_event(device, false)?),
+        };
+        // Copies of one device through different streams: the event is behind all of them.
+        self.driver.wait(stream.raw()?, event)?;
+        // SAFETY: the tensor is held and not written before the event recorded next has happened, see `wait`; if recording
+        // fails, the stream is waited for.
+        unsafe {
+            self.driver
+                .write_later(stream.raw()?, address, bytes_of(from))
+        }?;
+        if let Err(error) = self.driver.record(event, stream.raw()?) {
+            self.driver.synchronize(stream.raw()?)?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Waits until the copies that read the tensor are over.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn wait(&self) -> Result<()> {
+        for event in self.reading.lock().values() {
+            let mut pause = std::time::Duration::from_micros(20);
+            while !self.driver.has_happened(event)? {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(std::time::Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensor back, when the copies that read it are over.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn into_inner(mut self) -> Result<Tensor<T>> {
+        self.release()?;
+        self.tensor
+            .take()
+            .ok_or_else(|| Error::new(ErrorKind::StillHeld, "the tensor is gone"))
+    }
+
+    fn release(&mut self) -> Result<()> {
+        self.wait()?;
+        for (_, event) in std::mem::take(self.reading.get_mut()) {
+            self.driver.drop_event(event)?;
+        }
+        match self.range.take() {
+            Some(range) => unregister(self.driver, self.device, range),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<T: Element> Drop for PinnedTensor<T> {
+    fn drop(&mut self) {
+        if check_not_forked().is_err() {
+            return;
+        }
+        if let Err(error) = self.release() {
+            tracing::warn!(%error, "a pinned tensor is kept, since a device may still read it");
+            // Not to be used by anybody else.
+            std::mem::forget(self.tensor.take());
+        }
+    }
+}
+
+impl<T: Element> fmt::Debug for PinnedTensor<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedTensor")
+            .field("tensor", &self.tensor)
+            .field("outcome", &self.outcome)
+            .finish_non_exhaustive()
+    }
+}
+
+fn register(
+    driver: &dyn Driver,
+    device: u32,
+    base: *mut u8,
+    (start, end): (usize, usize),
+) -> Result<()> {
+    let mut registered = REGISTERED.lock();
+    if let Some((known_end, count)) = registered.get_mut(&start)
+        && *known_end == end
+    {
+        *count += 1;
+        return Ok(());
+    }
+    let overlaps = registered
+        .range(..end)
+        .next_back()
+        .is_some_and(|(_, (known_end, _))| *known_end > start);
+    if overlaps {
+        return Err(Error::new(
+            ErrorKind::StillHeld,
+            "another pinned tensor lies in the same pages; pin tensors of whole pages, or one tensor with views",
+        ));
+    }
+    // SAFETY: the pages are those of a tensor's block, in the arena's mapping, which stays as long as the process; they are
+    // committed, as the block is, and stay so while the tensor is held, which it is until they are unregistered.
+    unsafe { driver.pin(device, base, end - start) }?;
+    registered.insert(start, (end, 1));
+    Ok(())
+}
+
+fn unregister(driver: &dyn Driver, device: u32, (start, _): (usize, usize)) -> Result<()> {
+    let mut registered = REGISTERED.lock();
+    let Some((_, count)) = registered.get_mut(&start) else {
+        return Ok(());
+    };
+    *count -= 1;
+    if *count > 0 {
+        return Ok(());
+    }
+    registered.remove(&start);
+    driver.unpin(device, std::ptr::with_exposed_provenance_mut(start))
+}

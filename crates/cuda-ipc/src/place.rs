@@ -1,0 +1,352 @@
+//! Where a tensor's block lies, and the order of work on it: which marks are set and waited for, and when.
+//!
+//! A writer records *ready* behind its work and then sends; whoever receives makes its stream wait for it. A holder that
+//! lets go records one of the *releases*; whoever is the only one left, and the origin before it gives the block out again,
+//! waits for those. All events are the origin's. A mark is stored (release) after its event was recorded, and loaded
+//! (acquire) before the event is waited for, so the wait is for that record or a later one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use shm_core::object::Object;
+use shm_core::word::Owner;
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Event, Station};
+use crate::hub::Hub;
+use crate::import::Import;
+use crate::layout::{block, record};
+use crate::mark::{EventId, Mark};
+use crate::memory::Memory;
+use crate::options::{Gate, options};
+use crate::sabotage;
+use crate::stats::COUNTERS;
+use crate::stream::Stream;
+
+/// Memory of this process, or of another one.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Home(Arc<Memory>, Arc<Station>),
+    Away(Arc<Import>),
+}
+
+impl Place {
+    pub(crate) fn object(&self) -> &Object {
+        match self {
+            Self::Home(memory, _) => &memory.object,
+            Self::Away(import) => &import.object,
+        }
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Self::Home(memory, _) => memory.device,
+            Self::Away(import) => import.device,
+        }
+    }
+
+    pub(crate) fn address_of(&self, index: u32) -> u64 {
+        match self {
+            Self::Home(memory, _) => memory.address_of(index),
+            Self::Away(import) => import.address_of(index),
+        }
+    }
+
+    /// How many blocks there are, and how large each is.
+    pub(crate) fn blocks(&self) -> (u32, u64) {
+        match self {
+            Self::Home(memory, _) => (memory.count, memory.stride),
+            Self::Away(import) => (import.count, import.stride),
+        }
+    }
+
+    /// Fails when the memory went with its origin.
+    pub(crate) fn check_alive(&self, closely: bool) -> Result<()> {
+        match self {
+            Self::Home(..) => Ok(()),
+            Self::Away(import) => import.check_alive(closely),
+        }
+    }
+
+    fn event(&self, id: EventId) -> Result<Arc<Event>> {
+        match self {
+            Self::Home(_, station) => station.event(id),
+            Self::Away(import) => import.visited.event(import.device, id),
+        }
+    }
+
+    fn me(&self) -> Owner {
+        self.object().arena().me()
+    }
+
+    fn mark(&self, index: u32, word: u64) -> Mark {
+        // Acquire: pairs with the release in `set`; the event was recorded before.
+        Mark::from_word(record(self.object(), index, word).load(Ordering::Acquire))
+    }
+
+    fn set(&self, index: u32, word: u64, mark: Mark) {
+        // Release: whoever sees the mark waits for a record that was made before.
+        record(self.object(), index, word).store(mark.to_word(), Ordering::Release);
+    }
+
+    /// How often the block was given out.
+    pub(crate) fn turn(&self, index: u32) -> u64 {
+        record(self.object(), index, block::USE).load(Ordering::Acquire)
+    }
+
+    /// The origin gives the block out once more.
+    pub(crate) fn begin_turn(&self, index: u32) -> u64 {
+        let word = record(self.object(), index, block::USE);
+        word.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// The origin binds events to the block, as far as there are any, so that it can be sent: one to say that it was
+    /// written, and for `readers` holders one each to say that they are done.
+    pub(crate) fn bind(&self, index: u32, readers: usize) -> Result<()> {
+        let Self::Home(memory, station) = self else {
+            return Ok(());
+        };
+        let words = std::iter::once(block::READY).chain(block::RELEASES.take(readers));
+        for word in words {
+            if self.mark(index, word).event().is_some() {
+                continue;
+            }
+            let mut event = station.bind(memory.device)?;
+            if event.is_none() && station.may_look_for_idle() {
+                if Hub::get()?.take_idle_events() {
+                    event = station.bind(memory.device)?;
+                } else {
+                    station.found_none_idle();
+                }
+            }
+            match event {
+                Some(event) => self.set(index, word, Mark::Bound(event)),
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that what is in `stream` so far wrote the block. Only the one writer calls it.
+    pub(crate) fn publish(&self, index: u32, stream: &Stream) -> Result<()> {
+        match self.mark(index, block::READY).event() {
+            Some(id) => {
+                let event = self.event(id)?;
+                if !sabotage::is("ordering") {
+                    stream.driver().record(event.raw()?, stream.raw()?)?;
+                }
+                shm_core::failpoint!("device.ready.recorded");
+                self.set(index, block::READY, Mark::Recorded(id, self.me()));
+            }
+            None => {
+                COUNTERS.host_waits.add(1);
+                stream.synchronize()?;
+                self.set(index, block::READY, Mark::Done(None));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes `stream` wait for whoever wrote the block.
+    pub(crate) fn arrive(&self, index: u32, stream: &Stream) -> Result<()> {
+        match self.mark(index, block::READY) {
+            Mark::Recorded(id, who) => self.wait(stream, id, who),
+            Mark::Done(_) => Ok(()),
+            Mark::None | Mark::Bound(_) | Mark::Claimed(..) => Err(crate::layout::malformed(
+                "a tensor that nobody says to have written",
+            )),
+        }
+    }
+
+    /// Makes `stream` wait for what a process recorded.
+    fn wait(&self, stream: &Stream, id: EventId, who: Owner) -> Result<()> {
+        let event = self.event(id)?;
+        if sabotage::is("ordering") {
+            return Ok(());
+        }
+        let driver = stream.driver();
+        let arena = self.object().arena();
+        if who == arena.me() {
+            return driver.wait(stream.raw()?, event.raw()?);
+        }
+        if !arena.is_present(who) {
+            // Whoever is gone has its work done, or it never will be.
+            return match driver.has_happened(event.raw()?)? {
+                true => Ok(()),
+                false => Err(writer_gone(who)),
+            };
+        }
+        match options().gate {
+            Gate::Stream => stream.wait_for_peer(&event, who, arena),
+            Gate::Host(patience) => self.wait_here(&event, who, patience),
+        }
+    }
+
+    /// Waits until what a process recorded has happened.
+    fn wait_here(&self, event: &Event, who: Owner, patience: Duration) -> Result<()> {
+        let (driver, arena) = (event.driver(), self.object().arena());
+        let until = Instant::now() + patience;
+        let mut pause = Duration::from_micros(20);
+        while !driver.has_happened(event.raw()?)? {
+            if !arena.is_running(who) {
+                return match driver.has_happened(event.raw()?)? {
+                    true => Ok(()),
+                    false => Err(writer_gone(who)),
+                };
+            }
+            if Instant::now() >= until {
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    format!(
+                        "the work of another process on a device tensor (participant {}) was not done within {patience:?}",
+                        who.row
+                    ),
+                ));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Says that what is in `stream` so far used the block, and nothing of this process will any more.
+    pub(crate) fn release(&self, index: u32, stream: &Stream) -> Result<()> {
+        if sabotage::is("release") {
+            return Ok(());
+        }
+        let me = self.me();
+        for word in block::RELEASES {
+            let mark = self.mark(index, word);
+            let Mark::Bound(id) = mark else { continue };
+            let claimed = record(self.object(), index, word).compare_exchange(
+                mark.to_word(),
+                Mark::Claimed(id, me).to_word(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+            if claimed.is_err() {
+                continue;
+            }
+            shm_core::failpoint!("device.release.claimed");
+            let event = self.event(id)?;
+            stream.driver().record(event.raw()?, stream.raw()?)?;
+            shm_core::failpoint!("device.release.recorded");
+            self.set(index, word, Mark::Recorded(id, me));
+            return Ok(());
+        }
+        COUNTERS.host_waits.add(1);
+        stream.synchronize()
+    }
+
+    /// Makes sure that everybody is done who used the block, and clears what they said: before it is written again. Only who
+    /// is alone with the block calls it. `false` when somebody is not done yet, and `patience` is over.
+    ///
+    /// What another process said is asked for, and no stream waits for it: that process may be killed, and the stream would
+    /// wait for ever. What this process said, `stream` waits for.
+    pub(crate) fn settle(&self, index: u32, stream: &Stream, patience: Duration) -> Result<bool> {
+        let mut waited = false;
+        for word in block::RELEASES.chain(std::iter::once(block::READY)) {
+            let mark = self.mark(index, word);
+            let (id, who) = match mark {
+                Mark::Recorded(id, who) => (id, who),
+                Mark::Claimed(id, _) => {
+                    self.forget(index, word, id)?;
+                    continue;
+                }
+                _ => {
+                    self.set(index, word, mark.cleared());
+                    continue;
+                }
+            };
+            // Who released had waited for the writer.
+            if word != block::READY || !waited {
+                match self.finish(stream, id, who, patience) {
+                    Ok(true) => waited = true,
+                    Ok(false) => return Ok(false),
+                    Err(error) if *error.kind() == ErrorKind::WriterGone => {
+                        self.forget(index, word, id)?;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            self.set(index, word, Mark::Bound(id));
+        }
+        Ok(true)
+    }
+
+    fn finish(&self, stream: &Stream, id: EventId, who: Owner, patience: Duration) -> Result<bool> {
+        let event = self.event(id)?;
+        if who == self.me() {
+            stream.driver().wait(stream.raw()?, event.raw()?)?;
+            return Ok(true);
+        }
+        if stream.driver().has_happened(event.raw()?)? {
+            return Ok(true);
+        }
+        if patience.is_zero() && self.object().arena().is_present(who) {
+            return Ok(false);
+        }
+        match self.wait_here(&event, who, patience) {
+            Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
+    /// An event that its recorder may not have recorded, or that may never happen, gives way to another. Its work went with
+    /// its process: the driver ends what a dead process had on a device before the process is seen as dead.
+    fn forget(&self, index: u32, word: u64, id: EventId) -> Result<()> {
+        let mark = match self {
+            Self::Home(_, station) => {
+                COUNTERS.events_replaced.add(1);
+                Mark::Bound(station.replace(id)?)
+            }
+            // Not ours to replace; the origin will not miss it.
+            Self::Away(_) => Mark::Bound(id),
+        };
+        self.set(index, word, mark);
+        Ok(())
+    }
+
+    /// Whether everything that was said of the block has happened: asked of the driver, without waiting.
+    pub(crate) fn is_quiet(&self, index: u32, driver: &dyn crate::driver::Driver) -> Result<bool> {
+        let words = std::iter::once(block::READY).chain(block::RELEASES);
+        for word in words {
+            if let Mark::Recorded(id, who) = self.mark(index, word)
+                && self.object().arena().is_present(who)
+                && !driver.has_happened(self.event(id)?.raw()?)?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The events that are bound to a block go back to the station; whether there were any. The origin calls it, of a block
+    /// that nobody uses and that is quiet.
+    pub(crate) fn unbind(&self, index: u32) -> bool {
+        let mut found = false;
+        if let Self::Home(_, station) = self {
+            for word in std::iter::once(block::READY).chain(block::RELEASES) {
+                if let Some(id) = self.mark(index, word).event() {
+                    self.set(index, word, Mark::None);
+                    station.give_back(id);
+                    found = true;
+                }
+            }
+        }
+        found
+    }
+}
+
+fn writer_gone(who: Owner) -> Error {
+    Error::new(
+        ErrorKind::WriterGone,
+        format!(
+            "the process that wrote a device tensor (participant {}) has ended before its work on the device was done; what it wrote is lost",
+            who.row
+        ),
+    )
+}

@@ -1,0 +1,343 @@
+//! Asking another process for what no handle carries: a descriptor of its memory, or a copy of a tensor in memory of the
+//! host, where neither handle nor descriptor work between the two.
+//!
+//! A process that has device memory listens on a socket whose name stands in its station, in a thread of its own that
+//! ends with it. A visitor sends one packet and gets one: first a byte, 0 for what comes with a descriptor, else the
+//! reason in words.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use shm_core::deadlock::Servant;
+use shm_core::object::Object;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Visited;
+use crate::hub::Hub;
+use crate::layout::{malformed, station};
+use crate::place::Place;
+use crate::socket::{self, LONGEST};
+use crate::stream::Stream;
+
+/// The longest name: eight words of the station.
+const NAME: usize = 64;
+/// How long an answer may take, as long as the other process runs.
+const PATIENCE: Duration = Duration::from_secs(30);
+const SLICE: Duration = Duration::from_millis(200);
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Request {
+    /// 1: a descriptor of the memory; 2: a copy of bytes of a block.
+    kind: u64,
+    memory: [u64; 2],
+    index: u64,
+    turn: u64,
+    start: u64,
+    bytes: u64,
+}
+
+const REQUEST: usize = 7 * 8;
+
+impl Request {
+    fn to_bytes(self) -> [u8; REQUEST] {
+        let words = [
+            self.kind,
+            self.memory[0],
+            self.memory[1],
+            self.index,
+            self.turn,
+            self.start,
+            self.bytes,
+        ];
+        let mut bytes = [0; REQUEST];
+        for (eight, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *eight = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; REQUEST] = bytes.try_into().ok()?;
+        let mut words = [0; 7];
+        for (word, eight) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*eight);
+        }
+        let [kind, line, generation, index, turn, start, bytes] = words;
+        Some(Self {
+            kind,
+            memory: [line, generation],
+            index,
+            turn,
+            start,
+            bytes,
+        })
+    }
+}
+
+/// Listens for visitors from now on, and writes under which name into the station.
+pub(crate) fn open(object: &Object) -> Result<()> {
+    let failed = |doing: &str, errno: Errno| {
+        Error::new(
+            ErrorKind::System,
+            format!("{doing}, so that others can ask for device memory: {errno}"),
+        )
+    };
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| failed("naming a socket", errno))?;
+    let name = format!(
+        "tensormp-device-{}-{:016x}",
+        std::process::id(),
+        u64::from_le_bytes(random)
+    );
+    let listener = socket::serve(&name).map_err(|errno| failed("listening on a socket", errno))?;
+    for (word, part) in name.as_bytes().chunks(8).enumerate() {
+        let mut eight = [0; 8];
+        eight[..part.len()].copy_from_slice(part);
+        object
+            .word(station::SOCKET + 1 + word as u64)
+            .store(u64::from_le_bytes(eight), Ordering::Relaxed);
+    }
+    // Release: who sees the length sees the name.
+    object
+        .word(station::SOCKET)
+        .store(name.len() as u64, Ordering::Release);
+    let spawned = std::thread::Builder::new()
+        .name("device-service".to_owned())
+        .spawn(move || serve(&listener));
+    spawned.map(drop).map_err(|error| {
+        Error::new(
+            ErrorKind::System,
+            format!("starting a thread that lends device memory: {error}"),
+        )
+    })
+}
+
+fn serve(listener: &OwnedFd) {
+    let _servant = Servant::enter();
+    loop {
+        match socket::accept(listener) {
+            Ok(Some(visitor)) => {
+                if let Err(errno) = answer(&visitor) {
+                    tracing::debug!(%errno, "a visitor left before it had its answer");
+                }
+            }
+            // Of another user: not served.
+            Ok(None) => {}
+            Err(Errno::CONNABORTED | Errno::INTR) => {}
+            Err(errno) => {
+                tracing::warn!(%errno, "device memory can be lent by handle only from now on");
+                // No descriptors left, it may be: they come back.
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+fn answer(visitor: &OwnedFd) -> Result<(), Errno> {
+    // One that stops in the middle must not keep the others.
+    socket::limit(visitor, Duration::from_secs(2))?;
+    let (bytes, _) = socket::receive(visitor)?;
+    let outcome = Request::from_bytes(&bytes)
+        .ok_or_else(|| malformed("a request of another length"))
+        .and_then(fulfil);
+    match outcome {
+        Ok(descriptor) => socket::send(visitor, &[0], Some(descriptor.as_fd())),
+        Err(error) => {
+            let mut text = vec![1];
+            text.extend_from_slice(error.to_string().as_bytes());
+            text.truncate(LONGEST);
+            socket::send(visitor, &text, None)
+        }
+    }
+}
+
+fn fulfil(request: Request) -> Result<OwnedFd> {
+    let hub = Hub::get()?;
+    let memory = hub
+        .memory(request.memory)
+        .ok_or_else(|| malformed("a memory that this process does not have"))?;
+    if request.kind == 1 {
+        return memory.descriptor(hub);
+    }
+    let index = u32::try_from(request.index)
+        .ok()
+        .filter(|index| *index < memory.count)
+        .ok_or_else(|| malformed("a block that the memory does not have"))?;
+    let end = request.start.checked_add(request.bytes);
+    if request.kind != 2 || end.is_none_or(|end| end > memory.stride) {
+        return Err(malformed("a request that does not fit the block"));
+    }
+    let device = memory.device;
+    let place = Place::Home(memory, hub.station()?);
+    if place.turn(index) != request.turn {
+        return Err(malformed("a block that was given to somebody else since"));
+    }
+    // A stream of its own: the user's are the user's, and may be held up.
+    let stream = Stream::new(device)?;
+    place.arrive(index, &stream)?;
+    let mut bytes = vec![0; request.bytes as usize];
+    let from = place.address_of(index) + request.start;
+    hub.driver.read(stream.raw()?, &mut bytes, from)?;
+    let failed = |error: std::io::Error| {
+        Error::new(
+            ErrorKind::System,
+            format!(
+                "a copy of {} bytes for another process: {error}",
+                request.bytes
+            ),
+        )
+    };
+    let file =
+        memfd_create("device-copy", MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+    let mut file = File::from(file);
+    file.write_all(&bytes).map_err(failed)?;
+    file.rewind().map_err(failed)?;
+    Ok(file.into())
+}
+
+fn ask(visited: &Visited, pid: u32, request: Request) -> Result<OwnedFd> {
+    let object = &visited.object;
+    let length = object.word(station::SOCKET).load(Ordering::Acquire) as usize;
+    if length == 0 || length > NAME {
+        return Err(malformed("a station that cannot be asked"));
+    }
+    let mut name: Vec<u8> = (0..length.div_ceil(8) as u64)
+        .flat_map(|word| {
+            object
+                .word(station::SOCKET + 1 + word)
+                .load(Ordering::Acquire)
+                .to_le_bytes()
+        })
+        .collect();
+    name.truncate(length);
+    let name = String::from_utf8(name).map_err(|_| malformed("a station whose name is no text"))?;
+    let failed = |errno: Errno| {
+        let hint = match errno {
+            Errno::CONNREFUSED => {
+                "; it has ended, or this process is in another network namespace (another container)"
+            }
+            Errno::MFILE => "; this process has no file descriptor left (`ulimit -n`)",
+            Errno::PERM => "; the process there is another user's",
+            _ => "",
+        };
+        Error::new(
+            ErrorKind::NoPath,
+            format!("asking process {pid} for device memory: {errno}{hint}"),
+        )
+    };
+    let visit = socket::visit(&name, SLICE).map_err(failed)?;
+    socket::send(&visit, &request.to_bytes(), None).map_err(failed)?;
+    let until = Instant::now() + PATIENCE;
+    let (bytes, descriptor) = loop {
+        match socket::receive(&visit) {
+            Err(Errno::AGAIN)
+                if Instant::now() < until && object.arena().is_running(visited.origin) => {}
+            Err(Errno::AGAIN) => {
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    format!(
+                        "process {pid} was asked for device memory and has not answered within {PATIENCE:?}; it may be stopped"
+                    ),
+                ));
+            }
+            other => break other.map_err(failed)?,
+        }
+    };
+    match (bytes.split_first(), descriptor) {
+        (Some((0, _)), Some(descriptor)) => Ok(descriptor),
+        (Some((_, text)), _) => Err(Error::new(
+            ErrorKind::NoPath,
+            format!(
+                "process {pid} was asked for device memory and says: {}",
+                String::from_utf8_lossy(text)
+            ),
+        )),
+        (None, _) => Err(failed(Errno::CONNREFUSED)),
+    }
+}
+
+/// A descriptor of a memory of another process.
+pub(crate) fn fetch_descriptor(visited: &Visited, pid: u32, memory: [u64; 2]) -> Result<OwnedFd> {
+    ask(
+        visited,
+        pid,
+        Request {
+            kind: 1,
+            memory,
+            index: 0,
+            turn: 0,
+            start: 0,
+            bytes: 0,
+        },
+    )
+}
+
+/// Which bytes of which block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) index: u32,
+    pub(crate) turn: u64,
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A copy of bytes of a block of another process, after whoever wrote it.
+pub(crate) fn fetch_copy(
+    visited: &Arc<Visited>,
+    pid: u32,
+    memory: [u64; 2],
+    part: Part,
+) -> Result<Vec<u8>> {
+    let descriptor = ask(
+        visited,
+        pid,
+        Request {
+            kind: 2,
+            memory,
+            index: part.index.into(),
+            turn: part.turn,
+            start: part.start,
+            bytes: part.bytes,
+        },
+    )?;
+    let mut bytes = vec![0; part.bytes as usize];
+    File::from(descriptor)
+        .read_exact(&mut bytes)
+        .map_err(|error| {
+            Error::new(
+                ErrorKind::System,
+                format!(
+                    "reading a copy of {} bytes from process {pid}: {error}",
+                    part.bytes
+                ),
+            )
+        })?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_survives_its_bytes_and_another_length_is_none() {
+        let request = Request {
+            kind: 2,
+            memory: [7, u64::MAX],
+            index: 3,
+            turn: 4,
+            start: 5,
+            bytes: 6,
+        };
+        assert_eq!(Request::from_bytes(&request.to_bytes()), Some(request));
+        assert_eq!(Request::from_bytes(&request.to_bytes()[1..]), None);
+    }
+}

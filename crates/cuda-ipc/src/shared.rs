@@ -1,0 +1,255 @@
+//! `SharedDeviceTensor`: elements on a device that any number of processes read.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use shm_core::tensor::Geometry;
+use shm_core::{Dtype, Element, Shape, Tensor};
+
+use crate::body::Body;
+use crate::device::Device;
+use crate::error::Result;
+use crate::layout::Path;
+use crate::place::Place;
+use crate::stream::Stream;
+use crate::tensor::{DeviceTensor, describe, expect};
+use crate::travel;
+
+/// A tensor on a device that any number of processes read, and nobody writes; from [`DeviceTensor::freeze`].
+///
+/// Sending a clone gives the receiver one more share in the same memory. A received one can be sent on: it is still the
+/// origin's memory, and the origin keeps it until the last holder is done, wherever that is.
+pub struct SharedDeviceTensor<T> {
+    pub(crate) body: Body,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> SharedDeviceTensor<T> {
+    pub(crate) fn over(body: Body) -> Self {
+        Self {
+            body,
+            element: PhantomData,
+        }
+    }
+
+    /// Where the first element lies on the device, for kernels and copies that read it and are put into `stream` next. The
+    /// stream waits for the tensor's own; the memory is not used otherwise before what is in `stream` when the tensor goes
+    /// is done. Elements lie as [`strides`](Self::strides) says.
+    ///
+    /// # Errors
+    /// When it is a stream of another device, or the memory's origin has ended.
+    pub fn read_in(&self, stream: &Stream) -> Result<u64> {
+        self.body.enter(stream)
+    }
+
+    /// The tensor for oneself again, if nobody else holds it: no clone, no view, no process, no message. Its stream waits
+    /// for whoever read it.
+    ///
+    /// # Errors
+    /// This tensor, as it was, when there is another holder.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the tensor itself comes back, which is no error to be passed far"
+    )]
+    pub fn try_thaw(self) -> Result<DeviceTensor<T>, Self> {
+        self.body
+            .try_thaw()
+            .map(DeviceTensor::over)
+            .map_err(Self::over)
+    }
+
+    /// Whether both lie in one block, as views of one tensor do, also after they were sent.
+    #[must_use]
+    pub fn same_storage<U: Element>(&self, other: &SharedDeviceTensor<U>) -> bool {
+        self.body.using.address() == other.body.using.address() && self.device() == other.device()
+    }
+
+    fn view(&self, geometry: impl FnOnce(&Geometry) -> shm_core::Result<Geometry>) -> Result<Self> {
+        let geometry = geometry(&self.body.geometry)?;
+        self.body.share(geometry).map(Self::over)
+    }
+
+    /// `length` elements from `start` in dimension `dim`.
+    ///
+    /// # Errors
+    /// When there is no such dimension, or it is shorter.
+    pub fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
+        self.view(|geometry| geometry.narrow(dim, start, length))
+    }
+
+    /// Every `step`-th element of a range in dimension `dim`; as `[start:end:step]` in Python, from the left.
+    ///
+    /// # Errors
+    /// When there is no such dimension, the range does not lie in it, or `step` is 0.
+    pub fn slice(&self, dim: usize, range: impl RangeBounds<usize>, step: usize) -> Result<Self> {
+        self.view(|geometry| geometry.slice(dim, range, step))
+    }
+
+    /// The part at `index` in dimension `dim`, with one dimension less.
+    ///
+    /// # Errors
+    /// When there is no such dimension or index.
+    pub fn select(&self, dim: usize, index: usize) -> Result<Self> {
+        self.view(|geometry| geometry.select(dim, index))
+    }
+
+    /// With dimensions `a` and `b` in each other's place.
+    ///
+    /// # Errors
+    /// When there is no such dimension.
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
+        self.view(|geometry| geometry.transpose(a, b))
+    }
+
+    /// The same elements in the same order in another shape; never a copy.
+    ///
+    /// # Errors
+    /// When the shape has another number of elements, or no strides could express it.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
+        self.view(|geometry| geometry.reshape(shape))
+    }
+
+    /// Copies the elements to the host, in row-major order, after everything in the tensor's stream.
+    ///
+    /// # Errors
+    /// When the memory's origin has ended, or what the driver answers.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut elements = crate::bytes::zeros::<T>(self.numel());
+        self.body.read(&mut elements)?;
+        Ok(elements)
+    }
+
+    /// Copies the elements into a slice, in row-major order, after everything in the tensor's stream.
+    ///
+    /// # Errors
+    /// When the slice has another length, the memory's origin has ended, or what the driver answers.
+    pub fn copy_to_slice(&self, to: &mut [T]) -> Result<()> {
+        self.body.read(to)
+    }
+
+    /// A copy of the elements in the arena.
+    ///
+    /// # Errors
+    /// As for [`to_vec`](Self::to_vec), or when the arena has no room.
+    pub fn to_host(&self) -> Result<Tensor<T>> {
+        let mut host = Tensor::uninit(self.shape())?;
+        self.body.read(host.try_as_mut_slice()?)?;
+        Ok(host)
+    }
+
+    /// A copy of the elements on another device (or on the same one), whose current stream it is on. From device to device
+    /// if the two can reach each other.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn to_device(&self, device: Device) -> Result<DeviceTensor<T>> {
+        let stream = Stream::for_device(device)?;
+        self.body.copy_to(&stream).map(DeviceTensor::over)
+    }
+
+    /// The lengths of the dimensions, outermost first; empty for a scalar.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        self.body.geometry.shape()
+    }
+
+    /// How many elements lie between neighbours in each dimension.
+    #[must_use]
+    pub fn strides(&self) -> &[isize] {
+        self.body.geometry.strides()
+    }
+
+    /// Index of the first element in the storage, in elements; not zero for some views.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.body.geometry.offset()
+    }
+
+    /// How many dimensions there are; 0 for a scalar.
+    #[must_use]
+    pub fn ndim(&self) -> usize {
+        self.body.geometry.ndim()
+    }
+
+    /// How many elements there are: the product of the shape, 1 for a scalar.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.body.geometry.numel()
+    }
+
+    /// The element type, as known at run time.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.body.geometry.dtype()
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        self.body.geometry.is_contiguous()
+    }
+
+    /// The device that the elements are on.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.body.device()
+    }
+
+    /// The stream in whose order everything is that is done with the tensor.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.body.stream
+    }
+
+    /// From now on in the order of another stream of the device, which waits for the one so far.
+    ///
+    /// # Errors
+    /// When it is a stream of another device, or the memory's origin has ended.
+    pub fn set_stream(&mut self, stream: &Stream) -> Result<()> {
+        self.body.set_stream(stream)
+    }
+
+    /// Whether the memory belongs to this process, and not to another one that it was received from.
+    #[must_use]
+    pub fn is_at_home(&self) -> bool {
+        matches!(self.body.using.place, Place::Home(..))
+    }
+
+    /// Which way the memory goes to other processes.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        self.body.path()
+    }
+}
+
+/// The same memory; counted in this process alone.
+impl<T: Element> Clone for SharedDeviceTensor<T> {
+    fn clone(&self) -> Self {
+        match self.body.share(self.body.geometry) {
+            Ok(body) => Self::over(body),
+            Err(_) => unreachable!("a shared device tensor has a shared token"),
+        }
+    }
+}
+
+impl<T: Element> Serialize for SharedDeviceTensor<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        travel::serialize(&self.body, serializer)
+    }
+}
+
+impl<'de, T: Element> Deserialize<'de> for SharedDeviceTensor<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let body = travel::shared(deserializer)?;
+        expect::<T, D::Error>(body.geometry.dtype())?;
+        Ok(Self::over(body))
+    }
+}
+
+impl<T: Element> fmt::Debug for SharedDeviceTensor<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe(f, "SharedDeviceTensor", &self.body)
+    }
+}

@@ -1,0 +1,95 @@
+//! What this process has done with device tensors so far, and what it holds.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::layout::Path;
+
+/// A number that only grows.
+#[derive(Debug)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    pub(crate) fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The counters of this process.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    pub(crate) sent: Counter,
+    pub(crate) received: Counter,
+    pub(crate) opened: Counter,
+    pub(crate) events_made: Counter,
+    pub(crate) events_opened: Counter,
+    pub(crate) events_replaced: Counter,
+    pub(crate) host_waits: Counter,
+    pub(crate) staged: Counter,
+    pub(crate) reused: Counter,
+}
+
+pub(crate) static COUNTERS: Counters = Counters {
+    sent: Counter::new(),
+    received: Counter::new(),
+    opened: Counter::new(),
+    events_made: Counter::new(),
+    events_opened: Counter::new(),
+    events_replaced: Counter::new(),
+    host_waits: Counter::new(),
+    staged: Counter::new(),
+    reused: Counter::new(),
+};
+
+/// What this process has done with device tensors so far, and what it holds. See [`stats`](crate::stats).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Tensors put into messages.
+    pub sent: u64,
+    /// Tensors taken out of messages, those that came back among them.
+    pub received: u64,
+    /// Allocations of this process on devices.
+    pub allocations: u64,
+    /// Bytes of them.
+    pub allocated: u64,
+    /// Tensors that lie in them and that somebody still holds, as far as was looked.
+    pub live: u64,
+    /// Allocations of other processes that are open here.
+    pub imports: u64,
+    /// Allocations of other processes that were ever opened here.
+    pub opened: u64,
+    /// Events of this process that others can use.
+    pub events: u64,
+    /// Events of other processes that were ever opened here.
+    pub events_opened: u64,
+    /// Events replaced because whoever recorded them had died.
+    pub events_replaced: u64,
+    /// Blocks given out again.
+    pub reused: u64,
+    /// Times that this process waited for a device because no event could be had.
+    pub host_waits: u64,
+    /// Tensors that went through memory of the host.
+    pub staged: u64,
+    /// For each process whose memory is or was reached: how, and why so.
+    pub peers: Vec<Peer>,
+}
+
+/// How another process's memory is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Peer {
+    /// Its process id, in its own namespace.
+    pub pid: u32,
+    /// The path.
+    pub path: Path,
+    /// Why this one.
+    pub why: String,
+}

@@ -1,0 +1,184 @@
+//! Device tensors in messages: the token and how the elements lie, or a copy of them where memory cannot be shared.
+
+use std::fmt;
+
+use serde::de::{DeserializeOwned, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use shm_core::message::{refuse, refuse_to_write};
+use shm_core::tensor::Geometry;
+use shm_core::{DynTensor, SharedTensor, Tensor};
+
+use crate::body::{Body, Token};
+use crate::device::{Device, Uuid};
+use crate::error::{Error, Result};
+use crate::hub::Hub;
+use crate::layout::{Path, malformed};
+use crate::place::Place;
+use crate::stats::COUNTERS;
+
+/// How elements lie, as bytes of the arena's own encoding.
+struct Lies(Geometry);
+
+impl Serialize for Lies {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut bytes = Vec::with_capacity(64);
+        self.0.encode(&mut bytes);
+        serializer.serialize_bytes(&bytes)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lies {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Lies;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("how the elements of a tensor lie")
+            }
+
+            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<Lies, E> {
+                let (geometry, used) = Geometry::decode(bytes).map_err(refuse)?;
+                if used != bytes.len() {
+                    return Err(refuse(malformed("more bytes than a tensor needs").into()));
+                }
+                Ok(Lies(geometry))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+/// What is in a message. `K` is the token, or the copy's bytes.
+#[derive(Serialize, Deserialize)]
+enum Wire<K, H> {
+    /// The token.
+    Block(K, Lies),
+    /// A copy of the elements, and the device they were on.
+    Copy(H, Lies, [u64; 2]),
+}
+
+/// Writes a device tensor into the message that is being made.
+pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::Ok, S::Error> {
+    let fail = |error: Error| refuse_to_write::<S::Error>(error.into());
+    if body.path() == Path::Host {
+        let copy = copy_to_host(body).map_err(fail)?;
+        let (bytes, lies) = copy;
+        let uuid = body.device().uuid().to_words();
+        COUNTERS.sent.add(1);
+        COUNTERS.staged.add(1);
+        return match &body.token {
+            Token::Exclusive(_) => Wire::<(), _>::Copy(bytes, lies, uuid).serialize(serializer),
+            Token::Shared(_) => {
+                Wire::<(), _>::Copy(bytes.freeze(), lies, uuid).serialize(serializer)
+            }
+        };
+    }
+    body.using.place.check_alive(false).map_err(fail)?;
+    if crate::sabotage::is("resend")
+        && let Place::Away(import) = &body.using.place
+    {
+        // As if the import were this process's own.
+        import.export().map_err(fail)?;
+    }
+    let lies = Lies(body.geometry);
+    let written = match &body.token {
+        Token::Exclusive(token) => {
+            body.using.hand_over(&body.stream).map_err(fail)?;
+            Wire::<_, ()>::Block(token, lies).serialize(serializer)
+        }
+        Token::Shared(token) => {
+            body.using.share(&body.stream).map_err(fail)?;
+            Wire::<_, ()>::Block(token, lies).serialize(serializer)
+        }
+    };
+    COUNTERS.sent.add(1);
+    written
+}
+
+/// A copy of the bytes from the first to the last element, in the arena, and how the elements lie in it.
+fn copy_to_host(body: &Body) -> Result<(Tensor<u8>, Lies)> {
+    let span = body.geometry.byte_span();
+    let hub = Hub::get()?;
+    let mut bytes = Tensor::<u8>::uninit_in(&hub.arena, span.len())?;
+    body.read_span(bytes.try_as_mut_slice()?)?;
+    let geometry = body.geometry.starting_at(span.start)?;
+    Ok((bytes, Lies(geometry)))
+}
+
+/// What can arrive as the token or as the copy.
+trait Arriving: DeserializeOwned {
+    type Copy: DeserializeOwned;
+    fn token(self) -> Result<Token>;
+    /// The bytes of a copy, and whether what is made of them is exclusive.
+    fn bytes(copy: &Self::Copy) -> Result<(&[u8], bool)>;
+}
+
+impl Arriving for Tensor<u64> {
+    type Copy = Tensor<u8>;
+
+    fn token(self) -> Result<Token> {
+        Ok(Token::Exclusive(self))
+    }
+
+    fn bytes(copy: &Tensor<u8>) -> Result<(&[u8], bool)> {
+        Ok((copy.try_as_slice()?, true))
+    }
+}
+
+impl Arriving for SharedTensor<u64> {
+    type Copy = SharedTensor<u8>;
+
+    fn token(self) -> Result<Token> {
+        Ok(Token::Shared(self))
+    }
+
+    fn bytes(copy: &SharedTensor<u8>) -> Result<(&[u8], bool)> {
+        Ok((copy.try_as_slice()?, false))
+    }
+}
+
+impl Arriving for DynTensor {
+    type Copy = DynTensor;
+
+    fn token(self) -> Result<Token> {
+        Ok(if self.is_exclusive() {
+            Token::Exclusive(self.downcast()?)
+        } else {
+            Token::Shared(self.downcast_shared()?)
+        })
+    }
+
+    fn bytes(copy: &DynTensor) -> Result<(&[u8], bool)> {
+        Ok((copy.as_slice::<u8>()?, copy.is_exclusive()))
+    }
+}
+
+fn deserialize<'de, K: Arriving, D: Deserializer<'de>>(deserializer: D) -> Result<Body, D::Error> {
+    let read = |wire| match wire {
+        Wire::Block(token, Lies(geometry)) => Body::arrive(K::token(token)?, geometry),
+        Wire::Copy(copy, Lies(geometry), uuid) => {
+            let (bytes, exclusive) = K::bytes(&copy)?;
+            let device = Device::by_uuid(Uuid::from_words(uuid))?;
+            let body = Body::from_copy(bytes, geometry, device)?;
+            Ok(if exclusive { body } else { body.freeze() })
+        }
+    };
+    let wire = Wire::<K, K::Copy>::deserialize(deserializer)?;
+    read(wire).map_err(|error| refuse(error.into()))
+}
+
+/// Takes an exclusive device tensor out of the message that is being read.
+pub(crate) fn exclusive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Body, D::Error> {
+    deserialize::<Tensor<u64>, D>(deserializer)
+}
+
+/// Takes a shared device tensor out of the message that is being read.
+pub(crate) fn shared<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Body, D::Error> {
+    deserialize::<SharedTensor<u64>, D>(deserializer)
+}
+
+/// Takes a device tensor of either kind out of the message that is being read.
+pub(crate) fn either<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Body, D::Error> {
+    deserialize::<DynTensor, D>(deserializer)
+}

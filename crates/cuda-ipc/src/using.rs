@@ -1,0 +1,175 @@
+//! What this process has to do with a block, from its first handle to its last.
+//!
+//! All handles of one block in this process share one of these. When the last goes, whatever it had to do with the block
+//! on a device becomes a mark or a note, *before* the reference to the token goes: whoever sees that the process no longer
+//! holds the token sees the mark.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shm_core::trace::Trace;
+use smallvec::SmallVec;
+
+use crate::driver::check_not_forked;
+use crate::error::{Error, ErrorKind, Result};
+use crate::place::Place;
+use crate::stream::Stream;
+
+/// How long readers that have let go may take to be done.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// This process's use of a block.
+#[derive(Debug)]
+pub(crate) struct Use {
+    pub(crate) place: Place,
+    pub(crate) index: u32,
+    /// Which turn of the block it is.
+    pub(crate) turn: u64,
+    token: Trace,
+    /// Streams that have work on the block.
+    streams: Mutex<SmallVec<[Stream; 2]>>,
+    /// Of a block that is only read: whether *ready* was recorded for others, or by others.
+    published: Mutex<bool>,
+    /// Of a block with one owner: it was sent, and *ready* stands behind all the work of this process.
+    handed: AtomicBool,
+}
+
+impl Use {
+    /// The use of a block by a handle that is on `stream`; shared with the handles that are there already.
+    pub(crate) fn begin(place: Place, index: u32, token: Trace, stream: &Stream) -> Arc<Self> {
+        let turn = place.turn(index);
+        let fresh = |place: Place| {
+            Arc::new(Self {
+                place,
+                index,
+                turn,
+                token,
+                streams: Mutex::default(),
+                published: Mutex::new(false),
+                handed: AtomicBool::new(false),
+            })
+        };
+        let uses = match &place {
+            Place::Home(memory, _) => &memory.uses,
+            Place::Away(import) => &import.uses,
+        };
+        let mut uses = uses.lock();
+        let known = uses.get(&index).and_then(std::sync::Weak::upgrade);
+        let using = match known.filter(|known| known.turn == turn) {
+            Some(known) => known,
+            None => {
+                let made = fresh(place.clone());
+                uses.insert(index, Arc::downgrade(&made));
+                made
+            }
+        };
+        drop(uses);
+        using.works_on(stream);
+        using
+    }
+
+    /// Where the block begins on the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.place.address_of(self.index)
+    }
+
+    /// `stream` has, or is about to get, work on the block.
+    pub(crate) fn works_on(&self, stream: &Stream) {
+        self.handed.store(false, Ordering::Release);
+        let mut streams = self.streams.lock();
+        if !streams.iter().any(|known| known.same(stream)) {
+            streams.push(stream.clone());
+        }
+    }
+
+    /// Before an exclusive tensor is sent: *ready* behind all the work of this process.
+    pub(crate) fn hand_over(&self, stream: &Stream) -> Result<()> {
+        let mut streams = self.streams.lock();
+        for other in streams.iter() {
+            stream.wait_for(other)?;
+        }
+        streams.retain(|known| known.same(stream));
+        self.place.bind(self.index, 1)?;
+        self.place.publish(self.index, stream)?;
+        self.handed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Before a shared tensor is sent: *ready* behind what was written, once.
+    pub(crate) fn share(&self, stream: &Stream) -> Result<()> {
+        let mut published = self.published.lock();
+        if !*published {
+            // The writer's work is in `stream`, or `stream` was made to wait for it.
+            for other in self.streams.lock().iter() {
+                stream.wait_for(other)?;
+            }
+            self.place.bind(self.index, usize::MAX)?;
+            self.place.publish(self.index, stream)?;
+            *published = true;
+        }
+        Ok(())
+    }
+
+    /// It arrived shared: whoever wrote it has said so.
+    pub(crate) fn was_shared(&self) {
+        *self.published.lock() = true;
+    }
+
+    /// It is this process's alone again, and will be written: `stream` waits for whoever used it.
+    pub(crate) fn thaw(&self, stream: &Stream) -> Result<()> {
+        for other in self.streams.lock().iter() {
+            stream.wait_for(other)?;
+        }
+        let mut published = self.published.lock();
+        if *published {
+            if !self.place.settle(self.index, stream, PATIENCE)? {
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    format!("those who read a device tensor were not done within {PATIENCE:?}"),
+                ));
+            }
+            *published = false;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let streams = std::mem::take(self.streams.get_mut());
+        let handed = *self.handed.get_mut();
+        if let Place::Home(memory, _) = &self.place
+            && (handed || self.token.references() <= 1)
+        {
+            // Nobody else's, or sent on with its *ready*: the block's next user waits for these streams.
+            memory.used_by(self.index, streams);
+            return Ok(());
+        }
+        if handed || self.place.check_alive(false).is_err() {
+            return Ok(());
+        }
+        let Some((first, others)) = streams.split_first() else {
+            return Ok(());
+        };
+        for other in others {
+            first.wait_for(other)?;
+        }
+        self.place.release(self.index, first)
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        if check_not_forked().is_err() || self.place.object().arena().is_forked() {
+            return;
+        }
+        if let Err(error) = self.end() {
+            tracing::warn!(%error, "the last use of a device tensor could not be noted");
+        }
+        if let Place::Away(import) = &self.place
+            && import.is_retired()
+        {
+            crate::hub::forget_retired(import);
+        }
+    }
+}

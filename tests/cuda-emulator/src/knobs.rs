@@ -1,0 +1,172 @@
+//! Knobs: how the emulated driver behaves, from environment variables, so that children can be given others.
+
+use std::env;
+use std::time::Duration;
+
+/// The variables. The library reads all but the first three when it is started.
+pub(crate) const LIBRARY: &str = "CUDA_EMULATOR_LIBRARY";
+pub(crate) const OFF: &str = "CUDA_EMULATOR_OFF";
+pub(crate) const BOARD: &str = "CUDA_EMULATOR_BOARD";
+pub(crate) const MISSING: &str = "CUDA_EMULATOR_MISSING";
+pub(crate) const VERSION: &str = "CUDA_EMULATOR_VERSION";
+pub(crate) const DEVICES: &str = "CUDA_EMULATOR_DEVICES";
+pub(crate) const DELAY: &str = "CUDA_EMULATOR_DELAY_US";
+pub(crate) const WITHOUT: &str = "CUDA_EMULATOR_WITHOUT";
+pub(crate) const MEMORY: &str = "CUDA_EMULATOR_MEMORY_MIB";
+pub(crate) const RACES: &str = "CUDA_EMULATOR_RACES";
+pub(crate) const FAIL: &str = "CUDA_EMULATOR_FAIL";
+pub(crate) const DEAD_EVENTS: &str = "CUDA_EMULATOR_DEAD_EVENTS";
+pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// What the emulated machine can lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Feature {
+    /// Handles of memory (`cuIpcGetMemHandle`), as on WSL2 or Tegra.
+    LegacyIpc,
+    /// Handles of events.
+    IpcEvents,
+    /// Virtual memory management (`cuMemCreate`).
+    Vmm,
+    /// Its export as descriptors.
+    PosixDescriptors,
+    /// Pools (`cuMemAllocAsync`).
+    Pools,
+    /// Words that streams write and wait for.
+    MemoryOperations,
+    /// Access from one device to the other.
+    Peers,
+    /// Registering the host's memory.
+    HostRegister,
+}
+
+const FEATURES: [(Feature, &str); 8] = [
+    (Feature::LegacyIpc, "legacy-ipc"),
+    (Feature::IpcEvents, "ipc-events"),
+    (Feature::Vmm, "vmm"),
+    (Feature::PosixDescriptors, "posix-fd"),
+    (Feature::Pools, "pools"),
+    (Feature::MemoryOperations, "memory-operations"),
+    (Feature::Peers, "peers"),
+    (Feature::HostRegister, "host-register"),
+];
+
+impl Feature {
+    pub(crate) fn word(self) -> &'static str {
+        FEATURES
+            .iter()
+            .find(|(feature, _)| *feature == self)
+            .map_or("", |(_, word)| word)
+    }
+}
+
+/// A call that is made to fail.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) call: String,
+    pub(crate) code: i32,
+    /// Which of the process's calls of that name, from 1; none: each.
+    pub(crate) nth: Option<u64>,
+}
+
+/// The knobs as this process found them.
+#[derive(Debug)]
+pub(crate) struct Knobs {
+    pub(crate) version: i32,
+    pub(crate) devices: Vec<usize>,
+    pub(crate) delay: Duration,
+    pub(crate) memory: u64,
+    pub(crate) races: bool,
+    /// Whether what a dead process left unfinished counts as finished.
+    pub(crate) dead_events_happen: bool,
+    pub(crate) failures: Vec<Failure>,
+    without: Vec<Feature>,
+}
+
+impl Knobs {
+    pub(crate) fn from_environment() -> Self {
+        let there = number(DEVICES, 2).min(crate::board::DEVICES as u64) as usize;
+        Self {
+            version: number(VERSION, 13_000) as i32,
+            devices: visible(there, env::var(VISIBLE).ok().as_deref()),
+            delay: Duration::from_micros(number(DELAY, 0)),
+            memory: number(MEMORY, 16 << 10) << 20,
+            races: number(RACES, 1) != 0,
+            dead_events_happen: env::var(DEAD_EVENTS).is_ok_and(|value| value == "happen"),
+            failures: failures(&env::var(FAIL).unwrap_or_default()),
+            without: FEATURES
+                .iter()
+                .filter(|(_, word)| words(WITHOUT).iter().any(|it| it == word))
+                .map(|(feature, _)| *feature)
+                .collect(),
+        }
+    }
+
+    pub(crate) fn has(&self, feature: Feature) -> bool {
+        !self.without.contains(&feature)
+    }
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    let value = env::var(name).ok();
+    value.and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// The words of a list with commas.
+pub(crate) fn words(name: &str) -> Vec<String> {
+    let list = env::var(name).unwrap_or_default();
+    list.split(',')
+        .filter(|word| !word.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Which devices a process sees and in what order, as NVIDIA's variable says: a list ends at the first that is not there.
+fn visible(there: usize, list: Option<&str>) -> Vec<usize> {
+    let Some(list) = list else {
+        return (0..there).collect();
+    };
+    list.split(',')
+        .map_while(|word| word.trim().parse().ok())
+        .take_while(|&device: &usize| device < there)
+        .collect()
+}
+
+/// `CALL:CODE` or `CALL:CODE:NTH`, with commas.
+fn failures(list: &str) -> Vec<Failure> {
+    list.split(',')
+        .filter_map(|item| {
+            let mut parts = item.split(':');
+            Some(Failure {
+                call: parts.next()?.to_owned(),
+                code: parts.next()?.parse().ok()?,
+                nth: parts.next().and_then(|nth| nth.parse().ok()),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_seen_in_the_order_that_is_asked_for() {
+        assert_eq!(visible(2, None), [0, 1]);
+        assert_eq!(visible(2, Some("1,0")), [1, 0]);
+        assert_eq!(visible(2, Some("1,7,0")), [1]);
+        assert_eq!(visible(2, Some("")), [0; 0]);
+        assert_eq!(visible(1, Some("1")), [0; 0]);
+    }
+
+    #[test]
+    fn failures_name_call_code_and_which() {
+        let list = failures("cuInit:999,cuMemAlloc_v2:2:3,nonsense");
+        assert_eq!(list.len(), 2);
+        assert_eq!((list[0].code, list[0].nth), (999, None));
+        assert_eq!(
+            (list[1].call.as_str(), list[1].nth),
+            ("cuMemAlloc_v2", Some(3))
+        );
+    }
+}

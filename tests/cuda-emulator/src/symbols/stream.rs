@@ -1,0 +1,94 @@
+//! Streams, and what they do besides copies.
+
+use super::driver_calls;
+use crate::board::Progress;
+use crate::code::{self, invalid, refuse};
+use crate::context;
+use crate::raw::{HostFunction, Out};
+use crate::stream::{Issue, Stream, Work};
+
+driver_calls! {
+    fn cuStreamCreate(process, call, stream: Out<usize>, flags: u32) {
+        let device = process.current()?;
+        if flags > 1 {
+            return invalid(format!("flags {flags:#x}"));
+        }
+        let opened = Stream::open(process, device, flags)?;
+        let mut local = process.local();
+        let handle = local.handle();
+        local.streams.insert(handle, opened);
+        stream.set(handle)
+    }
+
+    fn cuStreamCreateWithPriority(process, call, stream: Out<usize>, flags: u32, _priority: i32) {
+        let device = process.current()?;
+        if flags > 1 {
+            return invalid(format!("flags {flags:#x}"));
+        }
+        let opened = Stream::open(process, device, flags)?;
+        let mut local = process.local();
+        let handle = local.handle();
+        local.streams.insert(handle, opened);
+        stream.set(handle)
+    }
+
+    fn cuStreamDestroy_v2(process, call, stream: usize) {
+        process.current()?;
+        match process.local().streams.remove(&stream) {
+            Some(stream) => stream.close(),
+            None => return refuse(code::INVALID_HANDLE, "the stream was destroyed, or never was one of this process"),
+        }
+        Ok(())
+    }
+
+    fn cuStreamSynchronize(process, call, stream: usize) {
+        let current = process.current()?;
+        let stream = process.local().stream(process, stream, current)?;
+        process.wait_for(stream.latest(process));
+        process.check_device(stream.device)
+    }
+
+    fn cuStreamQuery(process, call, stream: usize) {
+        let current = process.current()?;
+        let stream = process.local().stream(process, stream, current)?;
+        let (ticket, clock) = stream.latest(process);
+        if process.progress(ticket) != Progress::Done {
+            return refuse(code::NOT_READY, "the stream has work left");
+        }
+        process.board.lock().host.join(&clock);
+        Ok(())
+    }
+
+    fn cuStreamGetCtx(process, call, stream: usize, context: Out<usize>) {
+        let current = process.current()?;
+        let stream = process.local().stream(process, stream, current)?;
+        context.set(context::handle(stream.device))
+    }
+
+    fn cuLaunchHostFunc(process, call, stream: usize, function: Option<HostFunction>, data: usize) {
+        let current = process.current()?;
+        let Some(function) = function else {
+            return invalid("no function");
+        };
+        let mut local = process.local();
+        let stream = local.stream(process, stream, current)?;
+        local.issue(process, &stream, Issue::new(call, Work::Call(function, data)), |_, _, _| ());
+        Ok(())
+    }
+
+    fn cuStreamWriteValue32_v2(process, call, stream: usize, at: u64, value: u32, flags: u32) {
+        process.write_value(call, stream, at, u64::from(value), false, flags)
+    }
+
+    fn cuStreamWriteValue64_v2(process, call, stream: usize, at: u64, value: u64, flags: u32) {
+        process.write_value(call, stream, at, value, true, flags)
+    }
+
+    fn cuStreamWaitValue32_v2(process, call, stream: usize, at: u64, value: u32, flags: u32) {
+        process.wait_value(call, stream, at, u64::from(value), false, flags)
+    }
+
+    fn cuStreamWaitValue64_v2(process, call, stream: usize, at: u64, value: u64, flags: u32) {
+        process.wait_value(call, stream, at, value, true, flags)
+    }
+}

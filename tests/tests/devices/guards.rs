@@ -1,0 +1,36 @@
+//! The guards are what keeps the promises: without one, the test of its promise fails.
+
+use integration_tests::{Test, play, tests};
+
+pub(crate) const TESTS: &[Test] = &tests![each_guard_that_is_left_out_is_missed_by_a_test,];
+
+fn each_guard_that_is_left_out_is_missed_by_a_test() {
+    for (guard, test) in [
+        ("ordering", "a_receiver_sees_what_a_slow_stream_wrote"),
+        (
+            "release",
+            "memory_is_not_used_again_before_a_slow_reader_is_done",
+        ),
+        ("lease", "a_producer_may_drop_what_it_sent"),
+        (
+            "resend",
+            "a_received_tensor_is_sent_on_and_its_memory_stays",
+        ),
+        (
+            "same-process",
+            "put_and_get_in_one_process_gives_the_original",
+        ),
+        (
+            "device",
+            "devices_travel_by_what_they_are_called_everywhere",
+        ),
+    ] {
+        let outcome = play(test).env("CUDA_IPC_SABOTAGE", guard).output().unwrap();
+        let said = String::from_utf8_lossy(&outcome.stderr);
+        assert!(
+            !outcome.status.success(),
+            "without the guard `{guard}`, {test} is green all the same: {said}"
+        );
+        assert!(said.contains("panicked"), "{guard}: {said}");
+    }
+}

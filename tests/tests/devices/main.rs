@@ -1,0 +1,27 @@
+//! Tensors on devices between real processes, on an emulated driver that is strict: see `tests/cuda-emulator`.
+
+use std::process::ExitCode;
+
+mod guards;
+mod lifetime;
+mod order;
+mod others;
+mod paths;
+mod rules;
+mod sharing;
+mod support;
+
+fn main() -> ExitCode {
+    // Workers find the emulated driver that their parent has loaded.
+    cuda_emulator::inherit().expect("the emulated driver");
+    let suites = [
+        sharing::TESTS,
+        order::TESTS,
+        lifetime::TESTS,
+        rules::TESTS,
+        paths::TESTS,
+        others::TESTS,
+        guards::TESTS,
+    ];
+    integration_tests::main_with_scenes(&suites.concat(), others::SCENES)
+}

@@ -1,0 +1,397 @@
+//! The suite `cuda`: device tensors through two queues, on the emulated driver: three processes make them, two send them on,
+//! three read them, and any of them is killed.
+//!
+//! Who reads looks at every element. A tensor whose writer died before it was done may be refused or hold anything; all
+//! others hold their pattern. At the end the emulated driver has seen no read of freed memory, no race and nothing freed
+//! while somebody had it open, and a process that ends in peace has got back everything that it made.
+
+use std::time::Duration;
+
+use cuda_emulator::{Knobs, Live, Session};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, Gate, Options, SharedDeviceTensor, Stream};
+use mp_queue::{Queue, Receiver, Sender};
+use serde::{Deserialize, Serialize};
+use shm_core::Arena;
+
+use super::orphans;
+use super::pattern::{check, element};
+use super::receipts::Receipts;
+use super::suite::{Scene, Suite, Worker};
+use crate::Result;
+
+const MAKERS: usize = 3;
+const SENDERS: usize = 2;
+const READERS: usize = 3;
+const CREW: usize = MAKERS + SENDERS + READERS;
+const ROOM: usize = 4;
+/// From the makers to those who send on, and from them to the readers.
+const QUEUES: [&str; 2] = ["first queue", "second queue"];
+/// How long a process that ends waits for those that hold its memory. Nobody is killed then.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a process waits for a message before it gives back what it does not need.
+const IDLE: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Message {
+    /// Names the pattern of `shared`.
+    id: u64,
+    /// Names that of `own`.
+    own_id: u64,
+    /// Whoever had it in its hands, and may have left something undone.
+    hands: Vec<u32>,
+    own: DeviceTensor<u64>,
+    shared: SharedDeviceTensor<u64>,
+    /// The second half of `shared`: the same memory.
+    view: SharedDeviceTensor<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Maker,
+    Sender,
+    Reader,
+}
+
+fn role(slot: usize) -> Role {
+    match slot {
+        ..MAKERS => Role::Maker,
+        _ if slot < MAKERS + SENDERS => Role::Sender,
+        _ => Role::Reader,
+    }
+}
+
+/// The suite.
+#[derive(Debug)]
+pub(crate) struct Cuda;
+
+#[derive(Debug)]
+struct Devices {
+    session: Session,
+    queues: [Queue<Message>; 2],
+}
+
+/// The emulated devices, in this process and for its children. Work takes a while, so that there is something to kill in.
+pub(crate) fn emulate() -> Result<Session> {
+    let knobs = Knobs::new()
+        .delay(Duration::from_micros(200))
+        // A stream that waits for a dead process's work goes on, with what is there: what that is, is known by the message.
+        .events_of_the_dead_happen();
+    Ok(knobs.load()?)
+}
+
+impl Suite for Cuda {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn crew(&self) -> usize {
+        CREW
+    }
+
+    fn pause(&self) -> Duration {
+        // A process needs a while until it has something on a device.
+        Duration::from_millis(80)
+    }
+
+    fn labels(&self) -> &'static [&'static str] {
+        &["device.", "get.", "put."]
+    }
+
+    fn open(&self, arena: &Arena, _rng: fastrand::Rng) -> Result<Box<dyn Scene>> {
+        let session = emulate()?;
+        session.clear_reports();
+        let queues = [
+            Queue::bounded_in(arena, ROOM)?,
+            Queue::bounded_in(arena, ROOM)?,
+        ];
+        for (name, queue) in QUEUES.iter().zip(&queues) {
+            arena.publish(name, queue)?;
+        }
+        Ok(Box::new(Devices { session, queues }))
+    }
+
+    fn work(&self, mut worker: Worker) -> Result<()> {
+        Arena::install_current(worker.arena.clone())?;
+        if worker.rng.u8(..3) > 0 {
+            Options::new().gate(Gate::Host(PATIENCE)).install()?;
+        }
+        let done = match role(worker.part.slot) {
+            Role::Maker => make(&mut worker),
+            Role::Sender => send_on(&mut worker),
+            Role::Reader => read(&mut worker),
+        };
+        done?;
+        // It ends in peace: all of its memory comes back.
+        worker.arena.recorder().set_task("waiting for its memory");
+        cuda_ipc::collect();
+        cuda_ipc::close(PATIENCE)?;
+        let left = cuda_ipc::stats();
+        if left.live > 0 || left.allocations > 0 {
+            return Err(format!("its memory came back, and yet: {left:?}").into());
+        }
+        Ok(())
+    }
+}
+
+impl Scene for Devices {
+    fn start(&mut self, _slot: usize, _life: u64) -> Result<Vec<u64>> {
+        Ok(Vec::new())
+    }
+
+    fn wind_down(&mut self, running: &[usize]) -> Result<()> {
+        let is_there = |wanted: Role| running.iter().any(|&slot| role(slot) == wanted);
+        // Makers stop making by themselves, and stay until everything of theirs was read.
+        if !is_there(Role::Maker) {
+            self.queues[0].close();
+            if !is_there(Role::Sender) {
+                self.queues[1].close();
+            }
+        }
+        Ok(())
+    }
+
+    fn check(self: Box<Self>, arena: &Arena, _receipts: &Receipts) -> Result<Vec<String>> {
+        let Self { session, queues } = *self;
+        let mut wrong: Vec<String> = session
+            .faults()
+            .into_iter()
+            .map(|report| format!("{:?}: {}", report.kind, report.text))
+            .collect();
+        wrong.truncate(10);
+        let live = session.live();
+        if live != Live::default() {
+            wrong.push(format!(
+                "all processes have ended, and the devices have {live:?}"
+            ));
+        }
+        for (name, queue) in QUEUES.iter().zip(queues) {
+            arena.unpublish(name)?;
+            drop(queue);
+        }
+        Ok(wrong)
+    }
+}
+
+/// Whether something went wrong because a process is dead, as it may: its memory or its work is gone.
+fn is_of_a_death(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<cuda_ipc::Error>() {
+            return matches!(
+                error.kind(),
+                ErrorKind::OriginGone { .. } | ErrorKind::WriterGone
+            );
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Whether all who had the message in their hands live, so that nothing may be wrong with it.
+fn is_of_the_living(message: &Message) -> bool {
+    let lives = |&pid: &u32| orphans::seen(pid).is_some_and(|seen| !seen.is_zombie);
+    message.hands.iter().all(lives)
+}
+
+/// The outcome, or none when a death explains that there is none.
+fn unless_of_a_death<T, E>(outcome: Result<T, E>) -> Result<Option<T>>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if is_of_a_death(&error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn pattern(id: u64, len: usize) -> Vec<u64> {
+    (0..len).map(|index| element(id, index)).collect()
+}
+
+fn make(worker: &mut Worker) -> Result<()> {
+    worker.arena.recorder().set_task("making");
+    let queue: Queue<Message> = worker.arena.open(QUEUES[0])?;
+    let (sender, _) = queue.split();
+    let device = Device::new(0)?;
+    let streams = [Stream::new(device)?, Stream::new(device)?];
+    for number in 0.. {
+        if worker.control.is_stopping() {
+            break;
+        }
+        let id = (worker.part.life << 32) | number;
+        // Hundreds to an allocation, a few, so that memory is used again soon, and now and then one alone.
+        let len = match worker.rng.u8(..40) {
+            0 => worker.rng.usize(100_000..300_000),
+            1..20 => worker.rng.usize(17_000..32_000),
+            _ => worker.rng.usize(2..200),
+        };
+        let [a, b] = &streams;
+        // Copied on the device from what was uploaded: the work goes on while the message is on its way.
+        let place = |stream: &Stream, id| -> Result<DeviceTensor<u64>> {
+            let uploaded = DeviceTensor::from_slice_on(stream, [len], &pattern(id, len))?;
+            Ok(stream.scope(|| uploaded.to_device(device))?)
+        };
+        let (own, shared) = (place(a, !id)?, place(b, id)?.freeze());
+        let view = shared.narrow(0, len / 2, len - len / 2)?;
+        let hands = vec![std::process::id()];
+        let message = Message {
+            id,
+            own_id: !id,
+            hands,
+            own,
+            shared,
+            view,
+        };
+        sender
+            .put(message)
+            .map_err(|failed| failed.into_parts().0)?;
+        worker.control.step(worker.part.slot)?;
+    }
+    Ok(())
+}
+
+/// The next message, or none when it was of a dead process; `None` at the end.
+fn next(worker: &Worker, receiver: &Receiver<Message>) -> Result<Option<Option<Message>>> {
+    loop {
+        match receiver.get_timeout(IDLE) {
+            Err(error) if error.is_closed() => return Ok(None),
+            Err(error) if matches!(error.kind(), mp_queue::ErrorKind::TimedOut) => {
+                // Whoever ends in peace waits until others have closed what they do not use.
+                cuda_ipc::collect();
+                worker.control.step(worker.part.slot)?;
+            }
+            outcome => return unless_of_a_death(outcome).map(Some),
+        }
+    }
+}
+
+fn send_on(worker: &mut Worker) -> Result<()> {
+    worker.arena.recorder().set_task("sending on");
+    let first: Queue<Message> = worker.arena.open(QUEUES[0])?;
+    let second: Queue<Message> = worker.arena.open(QUEUES[1])?;
+    let (_, receiver) = first.split();
+    let (sender, _): (Sender<Message>, _) = second.split();
+    let stream = Stream::new(Device::new(0)?)?;
+    while let Some(message) = next(worker, &receiver)? {
+        worker.control.step(worker.part.slot)?;
+        let Some(mut message) = message else { continue };
+        message.hands.push(std::process::id());
+        let written = match worker.rng.u8(..3) {
+            // The same memory with other contents.
+            0 => {
+                message.own_id ^= 1;
+                let elements = pattern(message.own_id, message.own.numel());
+                message
+                    .own
+                    .set_stream(&stream)
+                    .and_then(|()| message.own.copy_from_slice(&elements))
+            }
+            // Memory of this process in its place.
+            1 => {
+                let elements = pattern(message.own_id, message.own.numel());
+                let made = DeviceTensor::from_slice_on(&stream, [elements.len()], &elements);
+                made.map(|made| message.own = made)
+            }
+            _ => Ok(()),
+        };
+        if unless_of_a_death(written)?.is_some() {
+            unless_of_a_death(sender.put(message).map_err(|failed| failed.into_parts().0))?;
+        }
+    }
+    Ok(())
+}
+
+fn read(worker: &mut Worker) -> Result<()> {
+    worker.arena.recorder().set_task("reading");
+    let queue: Queue<Message> = worker.arena.open(QUEUES[1])?;
+    let (_, receiver) = queue.split();
+    let stream = Stream::new(Device::new(0)?)?;
+    let device = stream.device();
+    // The latest few stay for a while.
+    let mut kept = Vec::new();
+    while let Some(message) = next(worker, &receiver)? {
+        worker.control.step(worker.part.slot)?;
+        let Some(mut message) = message else { continue };
+        worker.control.message()?;
+        let copied = worker.rng.bool();
+        if copied {
+            // Copied on the device, and given back before the copy is done.
+            let Message {
+                id,
+                own_id,
+                hands,
+                own,
+                shared,
+                view,
+            } = message;
+            let copies: Result<_, cuda_ipc::Error> = stream.scope(|| {
+                Ok((
+                    own.to_device(device)?,
+                    shared.to_device(device)?,
+                    view.to_device(device)?,
+                ))
+            });
+            drop((own, shared, view));
+            let Some((own, shared, view)) = unless_of_a_death(copies)? else {
+                continue;
+            };
+            let (shared, view) = (shared.freeze(), view.freeze());
+            message = Message {
+                id,
+                own_id,
+                hands,
+                own,
+                shared,
+                view,
+            };
+        }
+        // Looking waits for the device; what was copied is looked at when its memory may be in use again.
+        if !copied {
+            look(&message)?;
+        }
+        if copied || worker.rng.u8(..4) == 0 {
+            kept.push(message);
+        }
+        if kept.len() > 5 || worker.control.is_stopping() {
+            for message in kept.drain(..) {
+                look(&message)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn look(message: &Message) -> Result<()> {
+    let half = message.shared.numel() / 2;
+    let looks = [
+        (
+            message.own.to_vec(),
+            message.own_id,
+            0,
+            "an exclusive device tensor",
+        ),
+        (
+            message.shared.to_vec(),
+            message.id,
+            0,
+            "a shared device tensor",
+        ),
+        (
+            message.view.to_vec(),
+            message.id,
+            half,
+            "a view of a shared device tensor",
+        ),
+    ];
+    for (elements, id, start, what) in looks {
+        let Some(elements) = unless_of_a_death(elements)? else {
+            continue;
+        };
+        let checked = check(id, start, &elements, what);
+        if is_of_the_living(message) {
+            checked?;
+        }
+    }
+    Ok(())
+}
