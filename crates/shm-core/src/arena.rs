@@ -20,11 +20,12 @@ use crate::reap;
 use crate::room::SystemLimits;
 use crate::segment::{PageSize, Segment};
 use crate::strategy::{self, Strategy, file_system};
-use crate::watcher::Watcher;
+use crate::watcher::{Gate, Watcher};
 use builder::check_header;
 
 mod attach;
 mod builder;
+mod life;
 
 pub use builder::Builder;
 pub(crate) use builder::{check_header_words, this_boot};
@@ -38,7 +39,6 @@ pub(crate) use builder::{check_header_words, this_boot};
 /// assert_eq!(arena.stats().participants, 1);
 /// # Ok::<(), shm_core::error::Error>(())
 /// ```
-#[derive(Clone)]
 pub struct Arena(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
@@ -49,6 +49,7 @@ pub(crate) struct Inner {
     heap: Heap,
     locks: RowLocks,
     watcher: OnceLock<Option<Watcher>>,
+    pub(crate) gate: Arc<Gate>,
     pages: PageSize,
     strategy: Strategy,
     /// Whether the file has to be removed by the last to leave.
@@ -242,6 +243,7 @@ impl Arena {
                 .use_huge_pages(segment.word(header::HUGE_PAGES).load(Ordering::Relaxed) == 1),
             locks,
             watcher: OnceLock::new(),
+            gate: Arc::default(),
             reaping: Mutex::new(()),
             segment,
         };
@@ -349,23 +351,24 @@ impl Arena {
     }
 
     /// Reaps a participant that is known to be dead, because its process was waited for. What it held goes back,
-    /// and whoever waits for it hears of it. Nothing happens when somebody else has done so, or when the process is
-    /// seen alive after all.
+    /// and whoever waits for it hears of it. Nothing happens when somebody else has done so, or when there is any doubt
+    /// after all: the process that was waited for may have started the participant in a pid namespace that we don't see.
     pub fn bury(&self, dead: Owner) {
         if self.is_forked() || dead == self.me() {
             return;
         }
         let verdict = Row::get(self.segment(), dead.row).and_then(|row| reap::verdict(self, row));
         match verdict {
+            Some((owner, _, Verdict::Dead)) if owner == dead => self.bury_for_certain(dead),
             Some((owner, _, verdict)) if owner == dead => {
-                if verdict == Verdict::Alive {
-                    tracing::error!(?dead, "a participant that is alive was to be buried");
-                    return;
-                }
+                tracing::warn!(
+                    ?dead,
+                    ?verdict,
+                    "a participant that may be alive was to be buried"
+                );
             }
-            _ => return,
+            _ => {}
         }
-        self.bury_for_certain(dead);
     }
 
     /// Reaps a participant whatever its process does.
@@ -402,7 +405,7 @@ impl Arena {
         }
     }
 
-    /// Starts the thread that notices deaths at once, if it does not run yet.
+    /// Starts the thread that notices deaths at once, and that others lack memory, if it does not run yet.
     pub fn watch(&self) {
         self.0.watcher.get_or_init(|| Watcher::start(self));
     }
@@ -475,23 +478,5 @@ impl fmt::Debug for Arena {
             .field("me", &self.0.me)
             .field("stats", &self.stats())
             .finish()
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.segment.is_forked() {
-            // The eventfd behind it is the parent's as well: writing to it would end the parent's thread.
-            core::mem::forget(self.watcher.take());
-            return;
-        }
-        // No handle of ours is left (each keeps the arena), so there is nothing to drop but chunks and the row.
-        crate::heap::bury_chunks(&self.segment, self.me);
-        crate::heap::give_back_inherited(&self.segment, self.me);
-        table::leave(&self.segment, self.me, &self.locks);
-        if self.named {
-            // After the row is free: either whoever comes finds the name gone, or we find them in their row.
-            file_system::exit::left(&self.segment, &self.locks);
-        }
     }
 }

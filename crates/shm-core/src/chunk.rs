@@ -133,6 +133,11 @@ impl<'a> Chunks<'a> {
         (Self::descriptor(chunk) + descriptor::RUN_LINE) / LINE
     }
 
+    /// The first chunk of the run whose counted line is at `offset`.
+    pub(crate) fn chunk_of_run_line(offset: u64) -> u64 {
+        (offset - DESCRIPTORS_START) / DESCRIPTOR
+    }
+
     /// The run whose counted line is at `offset`, if there is one.
     pub(crate) fn run_of_line(&self, offset: u64) -> Option<u64> {
         let within = offset.checked_sub(DESCRIPTORS_START)?;

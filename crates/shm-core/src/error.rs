@@ -50,6 +50,8 @@ pub enum ErrorKind {
     DescriptorLimit,
     /// A descriptor or file is not one of our arenas.
     NotAnArena,
+    /// A file is a copy of an arena's file. Nobody can live in it.
+    Copied,
     /// The file belongs to another user.
     WrongOwner {
         /// The user that owns it.
@@ -216,7 +218,8 @@ impl Error {
         Self::new(
             ErrorKind::CapacityExhausted { asked, capacity },
             format!(
-                "{what} needs {}, but the arena's {} are used up or too small; an arena's capacity is fixed when it is made: make it with a larger one, \
+                "{what} needs {}, but the arena's {} are used up or too small; an arena's capacity is fixed when it is made: make it with a larger one \
+                 (`Arena::builder().capacity(bytes)`, and `Arena::install_current` before the first tensor to make it this process's own), \
                  or drop tensors that are no longer needed",
                 Bytes(asked),
                 Bytes(capacity)

@@ -28,6 +28,11 @@ pub(crate) struct Held {
 impl Held {
     /// Allocates a block of at least `bytes` bytes.
     pub(crate) fn allocate(arena: &Arena, bytes: u64, mode: Mode) -> Result<Self> {
+        Self::allocate_at(arena, bytes, mode).map(|(held, _)| held)
+    }
+
+    /// As [`allocate`](Self::allocate), with the offset of the block's first byte.
+    pub(crate) fn allocate_at(arena: &Arena, bytes: u64, mode: Mode) -> Result<(Self, u64)> {
         arena.check_not_forked("allocating a block")?;
         let leases = arena.leases();
         let lease = leases.reserve(arena.segment())?;
@@ -37,7 +42,14 @@ impl Held {
                 .allocate(arena.segment(), leases, lease, bytes, mode)
         };
         match allocate().or_else(|error| after_asking_others(arena, error, allocate)) {
-            Ok(block) => Ok(Self::adopt(arena, lease, block.line, block.generation)),
+            Ok(block) => {
+                if block.should_watch {
+                    // To notice it while this process does something else, also those who join later.
+                    arena.watch();
+                }
+                let held = Self::adopt(arena, lease, block.line, block.generation);
+                Ok((held, block.data))
+            }
             Err(error) => {
                 leases.put_back(lease);
                 Err(error.while_doing(format_args!(
@@ -333,10 +345,7 @@ pub(crate) fn after_free(arena: &Arena, line: u64, meta: u64) {
     if let Some(tag @ (Tag::End | Tag::Slot)) = Tag::from_meta(meta) {
         object::notify_changed(arena, Tag::object_of(meta), tag);
     } else if heap::owner_of_line(segment, line) == Some(arena.me()) {
-        if arena.heap().freed_here(segment, line) && arena.participants() > 1 {
-            // To notice it while this process does something else.
-            arena.watch();
-        }
+        arena.heap().freed_here(segment, line);
     } else {
         heap::hint_after_free(segment, line);
     }

@@ -44,6 +44,8 @@ pub(crate) mod header {
     pub(crate) const MEMBERSHIP: u64 = 72;
     /// Participants that are alive now.
     pub(crate) const ALIVE: u64 = 80;
+    /// The inode of the arena's file: a copy of the file has another one.
+    pub(crate) const INODE: u64 = 88;
     /// Chunks that were ever claimed; grows only.
     pub(crate) const CHUNKS_HIGH: u64 = 128;
     /// Chunk descriptors that are committed; grows only.

@@ -29,7 +29,7 @@ use crate::layout::{
     CHUNK, LEASE, LEASES_PER_CHUNK, LEASES_STEP, LINE, ROW, ROWS_START, descriptor, row,
 };
 use crate::participant::table::Row;
-use crate::prefetch::prefetch;
+use crate::prefetch::{AHEAD, prefetch};
 use crate::segment::Segment;
 use crate::sync::Atomic64;
 
@@ -265,7 +265,8 @@ impl Leases {
     pub(crate) fn reserve(&self, segment: &Segment) -> Result<u32> {
         let mut pool = self.pool.lock();
         if let Some(index) = pool.free.pop() {
-            if let Some(&next) = pool.free.last() {
+            let ahead = pool.free.len().checked_sub(AHEAD);
+            if let Some(&next) = ahead.and_then(|at| pool.free.get(at)) {
                 prefetch(self.local(next));
                 prefetch(self.entry(segment, next).state);
             }

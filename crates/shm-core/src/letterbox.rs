@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::arena::Arena;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,6 +13,24 @@ use crate::object::{Array, LaneEnd, Object, ObjectKind};
 use crate::transfer::{Get, Put};
 
 /// A lane of encoded messages. Only one process sends and only one receives: whoever does so first takes that side.
+///
+/// It goes to other processes in a message, or by a name:
+///
+/// ```
+/// use shm_core::letterbox::Letterbox;
+/// use shm_core::{Arena, Tensor};
+///
+/// let arena = Arena::builder().capacity(1 << 30).create()?;
+/// arena.publish("frames", &Letterbox::create(&arena, 8)?)?;
+/// // One process:
+/// let frames: Letterbox = arena.open("frames")?;
+/// frames.send(("left", Tensor::full_in(&arena, [480, 640], 7_u8)?))?;
+/// // And another:
+/// if let Some((camera, frame)) = frames.try_recv::<(String, Tensor<u8>)>()? {
+///     assert_eq!((camera.as_str(), frame.shape()), ("left", &[480, 640][..]));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Letterbox(Arc<Inner>);
 
@@ -66,7 +84,10 @@ impl Letterbox {
     /// # Errors
     /// `Stale` when it is gone; `WrongMode` when it is something else.
     pub fn open(arena: &Arena, handle: [u64; 2]) -> Result<Self> {
-        let object = Object::open(arena, handle)?;
+        Self::of(Object::open(arena, handle)?)
+    }
+
+    fn of(object: Object) -> Result<Self> {
         object.expect(ObjectKind::Letterbox)?;
         Ok(Self::over(object))
     }
@@ -120,5 +141,18 @@ impl Letterbox {
             Get::Message(message, _) => message.decode().map(Some),
             Get::Empty | Get::Pending(_) | Get::Drained => Ok(None),
         }
+    }
+}
+
+/// Names the letterbox: who receives it may send or receive, as far as the side is nobody's yet.
+impl Serialize for Letterbox {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.object.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Letterbox {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::of(Object::deserialize(deserializer)?).map_err(message::refuse)
     }
 }

@@ -7,6 +7,9 @@
 //! step leaves a whole table, by the same rules as any queue: a token and an old table in its hands are handed back, a
 //! half-written table is void, and of two whole ones the later counts.
 //!
+//! Who only looks needs no token ([`look`]), so nobody who changes the table delays it, stopped or not: it reads the
+//! newest whole table where that lies, takes references of its own, and then sees whether the table is still there.
+//!
 //! A published value is read where it lies: whoever opens it takes references of its own to what the message holds,
 //! which stays in its cell for as long as the name does. So what is exclusive can't be published.
 
@@ -28,14 +31,19 @@ use crate::object::{Array, Object, ObjectKind};
 use crate::transfer::{Get, Put};
 use crate::word::{CellState, decode};
 
+mod look;
+
 /// The array that holds the table, with room for tables that killed processes left half put.
 const TABLES: usize = 0;
 const ROOM: u32 = 16;
 /// The array that holds the token.
 const TOKEN: usize = 1;
 
-/// How long the table may be in somebody's hands before we give up: it is for microseconds only.
+/// How long whoever changes the table waits for another who does, before it gives up: it is for microseconds only.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many names an error lists.
+const LISTED: usize = 20;
 
 /// A name in an arena, as [`Arena::published`] lists them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,7 +162,7 @@ impl Arena {
     /// The value of that name. `T` must be what was published: what arrives is checked as in a message.
     ///
     /// # Errors
-    /// `NotFound`, with the names that exist; `Decode` or `WrongMode` for another type; `LeasesFull`, `TimedOut`.
+    /// `NotFound`, with the names that exist; `Decode` or `WrongMode` for another type; `LeasesFull`.
     pub fn open<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         let entries = entries(self)?;
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
@@ -197,7 +205,7 @@ impl Arena {
     /// The names there are, in the order in which they were published.
     ///
     /// # Errors
-    /// `LeasesFull`, `TimedOut`.
+    /// `LeasesFull`.
     pub fn published(&self) -> Result<Vec<Published>> {
         Ok(entries(self)?
             .into_iter()
@@ -211,12 +219,18 @@ impl Arena {
 }
 
 fn unknown(name: &str, entries: &[Entry]) -> Error {
-    let known: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    // The newest are the likeliest to be meant. Escaped, since any process may have given them.
+    let newest = entries.iter().rev().take(LISTED);
+    let known: Vec<_> = newest.map(|entry| format!("{:?}", entry.name)).collect();
+    let more = match entries.len().checked_sub(known.len()) {
+        Some(more @ 1..) => format!(" and {more} more"),
+        _ => String::new(),
+    };
     Error::new(
         ErrorKind::NotFound,
         format!(
-            "nothing in the arena has the name {name:?}; there are {} names: {}",
-            known.len(),
+            "nothing in the arena has the name {name:?}; there are {} names: {}{more}",
+            entries.len(),
             known.join(", ")
         ),
     )
@@ -233,7 +247,7 @@ fn damaged() -> Error {
 fn entries(arena: &Arena) -> Result<Vec<Entry>> {
     arena.check_not_forked("looking for a name")?;
     match find(arena)? {
-        Some(names) => Table::lock(&names)?.read(),
+        Some(names) => look::entries(&names),
         None => Ok(Vec::new()),
     }
 }
@@ -339,6 +353,39 @@ fn copy_of(arena: &Arena, payload: &[u64; 7]) -> Result<Incoming> {
     })
 }
 
+/// Waiting for what lasts microseconds, unless a process was stopped or killed in it.
+struct Patience<'a> {
+    arena: &'a Arena,
+    rounds: u32,
+    waited: Duration,
+}
+
+impl<'a> Patience<'a> {
+    const fn new(arena: &'a Arena) -> Self {
+        Self {
+            arena,
+            rounds: 0,
+            waited: Duration::ZERO,
+        }
+    }
+
+    /// Waits a little, and longer each time. `false` when it has lasted [`PATIENCE`].
+    fn pause(&mut self) -> bool {
+        self.rounds += 1;
+        if self.rounds < 100 {
+            std::thread::yield_now();
+            return true;
+        }
+        let pause = Duration::from_millis(1);
+        std::thread::sleep(pause);
+        self.waited += pause;
+        if self.rounds.is_multiple_of(100) {
+            self.arena.bury_the_dead();
+        }
+        self.waited < PATIENCE
+    }
+}
+
 /// The table, in our hands.
 struct Table<'a> {
     object: &'a Object,
@@ -351,8 +398,8 @@ impl<'a> Table<'a> {
     fn lock(object: &'a Object) -> Result<Self> {
         let arena = object.arena();
         let cells = object.cells(TOKEN)?;
-        let mut waited = Duration::ZERO;
-        for round in 0_u32.. {
+        let mut patience = Patience::new(arena);
+        loop {
             match cells.take(arena.me(), &mut 0) {
                 Take::At { pos, .. } => {
                     crate::failpoint!("names.locked");
@@ -361,17 +408,7 @@ impl<'a> Table<'a> {
                 Take::Empty | Take::Pending(_) => {}
                 Take::Drained | Take::Damaged => return Err(damaged()),
             }
-            if round < 100 {
-                std::thread::yield_now();
-                continue;
-            }
-            let pause = Duration::from_millis(1);
-            std::thread::sleep(pause);
-            waited += pause;
-            if round % 100 == 0 {
-                arena.bury_the_dead();
-            }
-            if waited >= PATIENCE {
+            if !patience.pause() {
                 break;
             }
         }

@@ -93,17 +93,31 @@ pub fn decode(word: u64) -> Permit {
     }
 }
 
-fn free(left: Option<Left>) -> u64 {
-    left.map_or(FREE, |left| {
-        FREE | LEFT | u64::from(left.pid) << ROW_SHIFT | u64::from(left.tag & TAG_MAX) << TAG_SHIFT
-    })
+const fn free(left: Option<Left>) -> u64 {
+    match left {
+        None => FREE,
+        Some(Left { pid, tag }) => {
+            FREE | LEFT | (pid as u64) << ROW_SHIFT | ((tag & TAG_MAX) as u64) << TAG_SHIFT
+        }
+    }
 }
 
-fn owned(state: u64, owner: Owner, tag: u32) -> u64 {
+const fn owned(state: u64, owner: Owner, tag: u32) -> u64 {
     state
-        | u64::from(owner.row) << ROW_SHIFT
-        | u64::from(owner.epoch) << EPOCH_SHIFT
-        | u64::from(tag & TAG_MAX) << TAG_SHIFT
+        | (owner.row as u64) << ROW_SHIFT
+        | (owner.epoch as u64) << EPOCH_SHIFT
+        | ((tag & TAG_MAX) as u64) << TAG_SHIFT
+}
+
+/// A word of each state, for the fingerprint of what words look like.
+pub(crate) const fn one_of_each(owner: Owner, pid: u32, tag: u32) -> [u64; 5] {
+    [
+        free(None),
+        free(Some(Left { pid, tag })),
+        owned(HELD, owner, tag),
+        owned(CLAIMED, owner, tag) | LEFT,
+        NONE,
+    ]
 }
 
 /// How an attempt to acquire ended.

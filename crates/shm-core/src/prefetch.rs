@@ -3,6 +3,10 @@
 //! A live block has three: its own counted line, its lease, and the count of local handles. Among a million blocks none of
 //! them is in a cache, and to wait for one after the other took most of the time of a drop.
 
+/// How many allocations ahead of its use a line is asked for. What is far away takes as long as several allocations: the
+/// page's address has to be looked up first, and on a virtual machine that is a walk through two tables.
+pub(crate) const AHEAD: usize = 4;
+
 /// Brings the line of a value nearer. Does nothing on processors for which there is no instruction in `core`.
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: &T) {

@@ -3,15 +3,19 @@
 //! A version is raised by people, who forget. So processes of two builds also compare this: the fingerprint of the
 //! offsets (the source `layout.rs`) and of the words themselves, as this build's own functions write and read them. A
 //! field that moved, a kind with another code, or slabs with other blocks make another number, and such builds refuse
-//! each other. What is inside messages is not part of it.
+//! each other. Of what is inside messages, forms and codes are part of it.
 
 use crate::cells::Owner;
 use crate::chunk::{State, Use};
 use crate::class::{CLASSES, SLABS_OF};
 use crate::lease::{Entry, Kind};
 use crate::line::{Counted, Mode, Tag};
+use crate::message::{self, What};
+use crate::object::{Array, ObjectKind};
 use crate::participant::table::{Life, RowState};
+use crate::permits;
 use crate::steps::{claimant, reaper_word};
+use crate::tensor::{Dtype, GEOMETRY_HEAD};
 use crate::word::{self, Ring};
 
 /// What an arena of this build has in its header.
@@ -126,8 +130,87 @@ pub(crate) const OF_WORDS: u64 = {
     hash = fold(hash, word::claimed(ONE, u64::MAX));
     hash = fold(hash, word::taking(ONE, POSITION, false));
     hash = fold(hash, word::taking(OTHER, POSITION, true));
-    fold(hash, Ring { capacity: 1 }.after(u64::MAX - 1))
+    hash = fold(hash, Ring { capacity: 1 }.after(u64::MAX - 1));
+    of_messages(of_objects(hash))
 };
+
+/// Objects, their arrays, and permits.
+const fn of_objects(mut hash: u64) -> u64 {
+    let kinds = [
+        ObjectKind::Letterbox,
+        ObjectKind::Queue,
+        ObjectKind::Event,
+        ObjectKind::Ring,
+        ObjectKind::Barrier,
+        ObjectKind::Semaphore,
+        ObjectKind::Mutex,
+        ObjectKind::RwLock,
+        ObjectKind::Condvar,
+        ObjectKind::Names,
+        ObjectKind::Published,
+    ];
+    let mut index = 0;
+    while index < kinds.len() {
+        hash = fold(hash, kinds[index].code());
+        index += 1;
+    }
+    let count = 0x89ab_cdef;
+    let arrays = [
+        Array::None,
+        Array::Cells { capacity: count },
+        Array::Lane { capacity: count },
+        Array::Slots { count },
+        Array::Permits { count },
+    ];
+    index = 0;
+    while index < arrays.len() {
+        let (code, count) = arrays[index].code_and_count();
+        hash = fold(fold(hash, code), count);
+        index += 1;
+    }
+    let permits = permits::one_of_each(ONE, 0x89ab_cdef, u32::MAX);
+    index = 0;
+    while index < permits.len() {
+        hash = fold(hash, permits[index]);
+        index += 1;
+    }
+    hash
+}
+
+/// Forms of messages, kinds of handles, element types and what a geometry begins with.
+const fn of_messages(mut hash: u64) -> u64 {
+    hash = fold(hash, message::FORM_INLINE as u64);
+    hash = fold(hash, message::FORM_SPILLED as u64);
+    hash = fold(hash, message::FORM_SLOT as u64);
+    let handles = [
+        What::Exclusive,
+        What::Shared,
+        What::Aliased,
+        What::Object,
+        What::End,
+        What::ExclusiveEnd,
+        What::Slots,
+        What::Slot,
+        What::Spill,
+    ];
+    let mut index = 0;
+    while index < handles.len() {
+        hash = fold(hash, handles[index].code() as u64);
+        index += 1;
+    }
+    index = 0;
+    while index < Dtype::ALL.len() {
+        hash = fold(hash, Dtype::ALL[index].code() as u64);
+        hash = fold(hash, Dtype::ALL[index].size() as u64);
+        index += 1;
+    }
+    index = 0;
+    while index < GEOMETRY_HEAD.len() {
+        hash = fold(hash, GEOMETRY_HEAD[index] as u64);
+        index += 1;
+    }
+    hash
+}
 
 const fn fold(mut hash: u64, word: u64) -> u64 {
     let bytes = word.to_le_bytes();

@@ -28,8 +28,17 @@ unsafe impl Sync for Storage {}
 
 impl Storage {
     /// A new block of `bytes` bytes, at least 64-byte aligned. Recycled memory keeps its old content.
+    #[inline]
     pub(crate) fn allocate(arena: &Arena, bytes: usize, mode: Mode) -> Result<Self> {
-        Self::over(Held::allocate(arena, bytes as u64, mode)?)
+        let (held, data) = Held::allocate_at(arena, bytes as u64, mode)?;
+        match arena.segment().bytes_at(data, bytes as u64) {
+            Some(data) => Ok(Self {
+                held,
+                data,
+                len: bytes,
+            }),
+            None => Err(held::stale(held.line, held.generation)),
+        }
     }
 
     /// The block behind a held reference. Where it lies follows from its chunk; its length is checked against it.

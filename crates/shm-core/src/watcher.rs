@@ -2,12 +2,19 @@
 //!
 //! It polls a pidfd for every row it can see, which works for processes that are no children of ours, and looks
 //! for new rows, and whether somebody lacks memory, twice a second. Where no pidfd is to be had (a low descriptor limit, another pid namespace) the
-//! same look finds the dead. It holds the arena weakly, so it never keeps one alive.
+//! same look finds the dead.
+//!
+//! It holds the arena weakly while it sleeps. While it looks it holds a handle like any other, which would make it the one
+//! that leaves the arena, a little later, if the program dropped its last handle meanwhile. So whoever drops the last one
+//! but the watcher's waits for the end of the look ([`Gate`]): when the drop returns, this process has left.
 
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -37,14 +44,26 @@ impl Watcher {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = Arc::new(stop.and_then(apart).ok()?);
         let inner = Arc::downgrade(&arena.0);
+        let gate = Arc::clone(&arena.0.gate);
         let told = Arc::clone(&stop);
         std::thread::Builder::new()
             .name("tensormp-watch".into())
             .stack_size(256 << 10)
-            .spawn(move || watch(&inner, &told))
+            .spawn(move || watch(&inner, &gate, &told))
             .inspect_err(|error| tracing::warn!(%error, "no thread to watch other participants; their death is noticed later"))
             .ok()?;
         Some(Self { stop })
+    }
+}
+
+#[cfg(test)]
+impl Watcher {
+    /// Ends the thread and waits for that.
+    pub(crate) fn end(&self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        while Arc::strong_count(&self.stop) > 1 {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -55,16 +74,93 @@ impl Drop for Watcher {
     }
 }
 
-fn watch(inner: &Weak<Inner>, stop: &OwnedFd) {
+thread_local! {
+    /// Whether this is the thread of a watcher.
+    static WATCHES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keeps the looks of the watcher and the leaving of this process apart.
+///
+/// Two threads that drop the last two handles at the same instant, in the middle of a look, may each take the other's for
+/// one that stays; then it is the watcher that leaves, when its look is over.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    looking: AtomicBool,
+    /// Handles of the watcher.
+    own: AtomicUsize,
+    lock: Mutex<()>,
+    over: Condvar,
+}
+
+impl Gate {
+    /// Whether the watcher holds a handle. A hint: who sees it late is a thread of which another will be the last.
+    #[inline]
+    pub(crate) fn is_looking(&self) -> bool {
+        self.looking.load(Ordering::Relaxed)
+    }
+
+    /// A handle was cloned during a look.
+    #[cold]
+    pub(crate) fn cloned(&self) {
+        if WATCHES.get() {
+            self.own.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// A handle is about to be dropped during a look.
+    #[cold]
+    pub(crate) fn dropped(arena: &Arena) {
+        // In a fork there is no watcher that could end its look.
+        if arena.is_forked() {
+            return;
+        }
+        let gate = &arena.0.gate;
+        if WATCHES.get() {
+            gate.own.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let is_last =
+            || Arc::strong_count(&arena.0) <= gate.own.load(Ordering::Acquire).wrapping_add(1);
+        if is_last() {
+            let mut locked = gate.lock.lock();
+            while gate.is_looking() && is_last() {
+                gate.over.wait(&mut locked);
+            }
+        }
+    }
+
+    /// Does something with a handle that the program does not have to wait for unless it drops its last one.
+    fn look(self: &Arc<Self>, inner: &Weak<Inner>, act: impl FnOnce(&Arena)) -> bool {
+        self.own.store(1, Ordering::Release);
+        self.looking.store(true, Ordering::Release);
+        let arena = inner.upgrade().map(Arena);
+        let is_there = arena.is_some();
+        if let Some(arena) = arena {
+            act(&arena);
+            // Counted until the look is over, also when the handle is gone: whoever comes in between waits.
+            self.own.fetch_add(1, Ordering::AcqRel);
+        }
+        // After the handle is gone: whoever waited drops the last one then.
+        let locked = self.lock.lock();
+        self.looking.store(false, Ordering::Release);
+        drop(locked);
+        self.over.notify_all();
+        is_there
+    }
+}
+
+fn watch(inner: &Weak<Inner>, gate: &Arc<Gate>, stop: &OwnedFd) {
+    WATCHES.set(true);
     let _serving = Servant::enter();
     let mut pidfds: HashMap<Owner, OwnedFd> = HashMap::new();
     loop {
-        {
-            let Some(inner) = inner.upgrade() else { return };
-            let arena = Arena(inner);
-            look(&arena, &mut pidfds);
+        let is_there = gate.look(inner, |arena| {
+            look(arena, &mut pidfds);
             arena.heap().answer(arena.segment());
-            // Dropping what may be the last reference here would join nothing: the watcher only gets a signal.
+            // Should its handle be the last after all: dropping it joins nothing, the watcher only gets a signal.
+        });
+        if !is_there {
+            return;
         }
         let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(stop, PollFlags::IN)];
         fds.extend(

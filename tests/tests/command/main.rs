@@ -29,6 +29,11 @@ fn on(directory: &Path, arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
+/// Runs it where it looks by itself.
+fn everywhere(arguments: &[&str]) -> Output {
+    tensormp().args(arguments).output().unwrap()
+}
+
 /// What it printed, for people, when it went well.
 #[track_caller]
 fn text(output: Output) -> String {

@@ -5,7 +5,7 @@
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,6 +23,8 @@ use super::value::{TEXTS, Tensors, Value};
 use crate::Result;
 
 const CAPACITY: u64 = 64 << 20;
+/// Where an arena's header has the inode of its file (docs/src/wire.md).
+const INODE: u64 = 88;
 const QUEUE: &str = "queue";
 /// The peer's row: it is the second to come.
 const PEER: u16 = 1;
@@ -118,6 +120,9 @@ fn attach(input: &Input, folder: &Path, refused: &mut Refused) -> Result<()> {
         .mode(0o600)
         .open(&path)?;
     copy(file_of(&arena)?, options.as_fd(), CAPACITY)?;
+    // Else all that would be seen of it is that it is a copy.
+    let inode = options.metadata()?.ino();
+    options.write_all_at(&inode.to_ne_bytes(), INODE)?;
     poke(options.try_clone()?.into(), input)?;
     match input.length {
         Some(Length::Cut(bytes)) => options.set_len(bytes)?,

@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::sync::atomic::Ordering;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -13,6 +14,8 @@ use crate::room::{Limits, SystemLimits};
 use crate::segment::{Capacity, HugePages, Segment, demand_huge_pages};
 use crate::shape::FINGERPRINT;
 use crate::strategy::{self, FileSystem, Place, Strategy};
+
+const _: () = assert!(layout::chunk_count(Builder::CAPACITY_MIN) == 8);
 
 /// Chooses how an arena is made.
 #[derive(Debug)]
@@ -27,6 +30,9 @@ pub struct Builder {
 }
 
 impl Builder {
+    /// The least capacity of an arena, in bytes: 26 MiB.
+    pub const CAPACITY_MIN: u64 = 26 << 20;
+
     pub(super) fn new() -> Self {
         Self {
             capacity: Capacity::default(),
@@ -61,8 +67,22 @@ impl Builder {
         self
     }
 
-    /// Address space to reserve, in bytes; final. The default is 64 GiB or twice the machine's memory,
-    /// whichever is more, halved where the system refuses.
+    /// Address space to reserve, in bytes, rounded up to whole 2 MiB; final. The default is 64 GiB or twice the machine's
+    /// memory, whichever is more, halved where the system refuses, down to 1 GiB.
+    ///
+    /// Address space costs nothing until it is used, so rather too much than too little. Some 10 MiB of it, and a little
+    /// more of a large arena, are for control structures; less than [`CAPACITY_MIN`](Self::CAPACITY_MIN) is an error when
+    /// the arena is [created](Self::create).
+    ///
+    /// ```
+    /// use shm_core::Arena;
+    /// use shm_core::arena::Builder;
+    ///
+    /// let smallest = Arena::builder().capacity(Builder::CAPACITY_MIN).create()?;
+    /// assert_eq!(smallest.stats().capacity, 26 << 20);
+    /// assert!(Arena::builder().capacity(1 << 20).create().is_err());
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
     #[must_use]
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = Capacity::exactly(bytes);
@@ -136,7 +156,8 @@ impl Builder {
     /// Makes the arena. This process is its first participant.
     ///
     /// # Errors
-    /// `OutOfRoom`, `Unsupported`, `DescriptorLimit` or what else the system answers; `AlreadyExists` for a name
+    /// `Layout` for a capacity below [`CAPACITY_MIN`](Self::CAPACITY_MIN); `OutOfRoom`, `Unsupported`, `DescriptorLimit`
+    /// or what else the system answers; `AlreadyExists` for a name
     /// under which processes live already, `Name` for what can't be one.
     pub fn create(self) -> Result<Arena> {
         let unplaced = self.place == Place::default();
@@ -152,12 +173,13 @@ impl Builder {
         let maker = placed.as_deref().map_or_else(|| strategy.get(), Ok)?;
         let segment = Segment::create(maker, self.capacity, self.limits)?;
         let capacity = segment.capacity();
-        if layout::chunk_count(capacity) < 8 {
+        if capacity < Self::CAPACITY_MIN {
             return Err(Error::new(
                 ErrorKind::Layout,
                 format!(
-                    "an arena of {} is too small; make it at least 64 MiB",
-                    crate::error::Bytes(capacity)
+                    "an arena of {} was to be made, of which nothing would be left for tensors; make it at least {}, or better as large as it may ever have to be: address space costs nothing until it is used",
+                    crate::error::Bytes(capacity),
+                    crate::error::Bytes(Self::CAPACITY_MIN)
                 ),
             ));
         }
@@ -186,6 +208,9 @@ impl Builder {
         segment
             .word(header::CAPACITY)
             .store(capacity, Ordering::Relaxed);
+        segment
+            .word(header::INODE)
+            .store(inode_of(segment.as_fd())?, Ordering::Relaxed);
         segment.word(header::ID_LOW).store(low, Ordering::Relaxed);
         segment.word(header::ID_HIGH).store(high, Ordering::Relaxed);
         segment
@@ -224,12 +249,22 @@ pub(crate) fn this_boot() -> Option<u64> {
 /// Refuses what is not an arena of this version, whole. `place` says where it is, for the message.
 pub(crate) fn check_header(segment: &Segment, place: impl fmt::Display) -> Result<()> {
     let word = |field| segment.word(field).load(Ordering::Acquire);
-    check_header_words(segment.capacity(), word, place)
+    check_header_words(
+        (segment.capacity(), inode_of(segment.as_fd())?),
+        word,
+        place,
+    )
 }
 
-/// As [`check_header`], of a file of `size` bytes by its header's words, however those are read.
+fn inode_of(file: BorrowedFd<'_>) -> Result<u64> {
+    let stat = rustix::fs::fstat(file);
+    stat.map(|stat| stat.st_ino)
+        .map_err(|errno| Error::system("fstat", errno, "looking at the arena's file"))
+}
+
+/// As [`check_header`], of a file of this size and inode by its header's words, however those are read.
 pub(crate) fn check_header_words(
-    size: u64,
+    (size, inode): (u64, u64),
     word: impl Fn(u64) -> u64,
     place: impl fmt::Display,
 ) -> Result<()> {
@@ -277,6 +312,15 @@ pub(crate) fn check_header_words(
         return Err(Error::new(
             ErrorKind::Size,
             format!("the arena at {place} says it has {written} bytes, which is too small for one"),
+        ));
+    }
+    let original = word(header::INODE);
+    if original != inode {
+        return Err(Error::new(
+            ErrorKind::Copied,
+            format!(
+                "the file at {place} is a copy of an arena's file (which has inode {original}, the copy {inode}): what it says of processes and memory is the original's; attach to that one, and remove the copy"
+            ),
         ));
     }
     let rows = word(header::ROWS_HIGH);

@@ -76,6 +76,24 @@ pub(crate) fn locate(segment: &Segment, line: u64) -> Option<Span> {
     })
 }
 
+/// Where the bytes of an own block begin that was on the list of this class, or of a run: what [`locate`] finds, of which
+/// all but the committed bytes is known already.
+#[inline]
+pub(super) fn data_of(segment: &Segment, class: Option<u32>, line: u64) -> Option<u64> {
+    let chunks = Chunks::new(segment);
+    let offset = line * LINE;
+    let Some(slab) = class.and_then(|class| SLABS.get(class as usize)) else {
+        return Some(chunks.offset(Chunks::chunk_of_run_line(offset)));
+    };
+    let chunk = offset.checked_sub(chunks.offset(0))? / CHUNK;
+    let start = chunks.offset(chunk);
+    let within = slab.data + (offset - start).checked_sub(slab.lines)? / LINE * slab.size;
+    let committed = chunks
+        .word(chunk, descriptor::COMMITTED)
+        .load(Ordering::Relaxed);
+    (within + slab.size <= committed).then_some(start + within)
+}
+
 /// Brings nearer what tells about the block of a line.
 pub(crate) fn prefetch_block(segment: &Segment, line: u64) {
     let offset = line * LINE;
@@ -134,11 +152,6 @@ pub(crate) fn owner_of_line(segment: &Segment, line: u64) -> Option<Owner> {
         State::Owned(owner, _) => Some(owner),
         _ => None,
     }
-}
-
-/// Whether a line is that of a large block: it lies among the descriptors.
-pub(super) fn is_run_line(segment: &Segment, line: u64) -> bool {
-    line.saturating_mul(LINE) < crate::layout::chunks_start(segment.capacity())
 }
 
 pub(super) fn chunk_of_line(segment: &Segment, line: u64) -> Option<u64> {

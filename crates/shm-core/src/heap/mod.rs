@@ -34,15 +34,15 @@ pub(crate) use bury::bury_chunks;
 use bury::sweep_orphans;
 pub(crate) use cache::give_back_inherited;
 pub(crate) use hint::{hint_after_free, hint_before_free};
-use locate::is_run_line;
 pub(crate) use locate::{block_around, in_object, locate, owner_of_line, prefetch_block};
 #[cfg(test)]
 pub(crate) use pressure::PATIENCE;
 pub(crate) use pressure::Request;
 pub(crate) use trim::usage;
 
-/// Chunks of free runs with which a process watches whether others lack memory: 16 MiB.
-const MUCH: u64 = 8;
+/// Chunks with which a process watches whether others lack memory: 4 MiB. With fewer it answers only when it allocates or
+/// frees, and costs nobody a thread.
+const MUCH: u64 = 2;
 
 /// One process's allocator.
 pub(crate) struct Heap {
@@ -59,6 +59,8 @@ struct Inner {
     runs: BTreeMap<u32, Vec<u64>>,
     /// Own chunks; the index is the chunk's owner slot.
     owned: Vec<u64>,
+    /// Whether chunks came to the own ones, of which there are [`MUCH`], since somebody was told.
+    grown: bool,
     /// What is known of all chunks.
     seen: Seen,
     /// The number of orphans when there was none of this class.
@@ -77,6 +79,17 @@ pub(crate) struct Candidate {
     pub(crate) generation: u64,
 }
 
+/// A block that was made anew.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub(crate) line: u64,
+    pub(crate) generation: u64,
+    /// Offset of its first byte.
+    pub(crate) data: u64,
+    /// Whether this process has so many chunks by now that it should notice when others lack memory.
+    pub(crate) should_watch: bool,
+}
+
 impl Heap {
     pub(crate) fn new(segment: &Segment, me: Owner) -> Self {
         Self {
@@ -86,6 +99,7 @@ impl Heap {
                 filling: [None; CLASSES],
                 runs: BTreeMap::new(),
                 owned: Vec::new(),
+                grown: false,
                 seen: Seen::default(),
                 no_orphan: [None; CLASSES],
                 answered: segment.word(header::PRESSURE).load(Ordering::Relaxed),
@@ -106,12 +120,13 @@ impl Heap {
         lease: u32,
         bytes: u64,
         mode: Mode,
-    ) -> Result<Candidate> {
+    ) -> Result<Block> {
+        let class = class::class_of_size(bytes);
         let mut inner = self.inner.lock();
         inner.answer(segment, self.me);
         let mut trimmed = false;
         loop {
-            let found = match class::class_of_size(bytes) {
+            let found = match class {
                 Some(class) => inner.small(segment, self.me, class),
                 None => inner.large(segment, self.me, bytes),
             };
@@ -126,6 +141,10 @@ impl Heap {
                     continue;
                 }
                 Err(error) => return Err(error),
+            };
+            // A mark that a broken peer raised: what was never committed is no block.
+            let Some(data) = locate::data_of(segment, class, found.line) else {
+                continue;
             };
             let word = segment.word(found.line * LINE + counted::WORD);
             // Before it counts: whoever finds the block counted, our reaper say, finds it to be what it is. Nobody
@@ -142,19 +161,22 @@ impl Heap {
             let entry = leases.entry(segment, lease);
             if steps::allocate(&entry, self.me.epoch, block, word, prepare) {
                 inner.keep_within_limit(segment, self.me);
-                return Ok(found);
+                return Ok(Block {
+                    line: found.line,
+                    generation: found.generation,
+                    data,
+                    should_watch: core::mem::take(&mut inner.grown),
+                });
             }
         }
     }
 
-    /// Says that a block of one of our own chunks is free again. Answers whether this process keeps so much of what is
-    /// free that others might come to lack it.
-    pub(crate) fn freed_here(&self, segment: &Segment, line: u64) -> bool {
+    /// Says that a block of one of our own chunks is free again.
+    pub(crate) fn freed_here(&self, segment: &Segment, line: u64) {
         let mut inner = self.inner.lock();
         inner.put(segment, self.me, line);
         inner.answer(segment, self.me);
         inner.keep_within_limit(segment, self.me);
-        is_run_line(segment, line) && inner.kept_chunks() >= MUCH
     }
 }
 
@@ -175,6 +197,11 @@ impl Inner {
             .word(chunk, descriptor::OWNER_SLOT)
             .store(self.owned.len() as u64, Ordering::Release);
         self.owned.push(chunk);
+        let chunks_of = |state| match state {
+            State::Owned(_, Use::Run(count)) => u64::from(count),
+            _ => 1,
+        };
+        self.grown |= self.owned.len() as u64 >= MUCH || chunks_of(chunks.state(chunk)) >= MUCH;
     }
 
     fn disown(&mut self, chunks: &Chunks<'_>, chunk: u64) {

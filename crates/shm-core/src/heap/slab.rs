@@ -9,7 +9,7 @@ use crate::class::{SLABS, Slab};
 use crate::error::Result;
 use crate::layout::{CHUNK, LINE, PAGE, WORD, counted, descriptor, header};
 use crate::line::Counted;
-use crate::prefetch::prefetch;
+use crate::prefetch::{AHEAD, prefetch};
 use crate::segment::Segment;
 
 /// Slab memory is committed in steps of this many bytes.
@@ -20,8 +20,7 @@ impl Inner {
         loop {
             let free = &mut self.free[class as usize];
             while let Some(line) = free.pop() {
-                if let Some(&next) = free.last() {
-                    // For the next allocation.
+                if let Some(&next) = free.len().checked_sub(AHEAD).and_then(|at| free.get(at)) {
                     prefetch(segment.word(next * LINE));
                 }
                 if let Some(found) = free_block(segment, line) {

@@ -26,6 +26,7 @@ const SLACK: u64 = 64 << 20;
 pub(crate) struct Reader<'a> {
     file: BorrowedFd<'a>,
     size: u64,
+    inode: u64,
     taken: u64,
     place: &'a Path,
     /// Bytes that may still be read: a header full of nonsense must not keep us busy for hours.
@@ -53,6 +54,7 @@ impl<'a> Reader<'a> {
         Self {
             file: file.as_fd(),
             size,
+            inode: stat.st_ino,
             taken,
             place,
             budget: Cell::new(taken.saturating_mul(2).saturating_add(SLACK)),
@@ -131,7 +133,7 @@ impl<'a> Reader<'a> {
             self.read(0, &mut words)?;
         }
         let word = |field: u64| words[(field / WORD) as usize];
-        check_header_words(self.size, word, self.place.display())?;
+        check_header_words((self.size, self.inode), word, self.place.display())?;
         let boot = word(header::BOOT);
         Ok(Header {
             id: [word(header::ID_LOW), word(header::ID_HIGH)],

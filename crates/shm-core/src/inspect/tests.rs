@@ -102,6 +102,7 @@ fn files_that_are_no_arenas_say_what_they_are_instead() {
             (header::VERSION, layout::VERSION),
             (header::SHAPE, crate::shape::FINGERPRINT),
             (header::CAPACITY, size),
+            (header::INODE, fstat(&file).unwrap().st_ino),
         ];
         for (at, word) in good.iter().chain(words) {
             pwrite(&file, &word.to_ne_bytes(), *at).unwrap();
@@ -146,6 +147,7 @@ fn words_of_a_broken_peer_are_an_answer_or_an_error_and_nothing_else() {
     let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, arena.segment().capacity()).unwrap();
     pwrite(&file, &copy[..length], 0).unwrap();
+    be_original(&file);
     let first = layout::ROWS_START;
     let interesting = [
         header::ROWS_HIGH,
@@ -201,6 +203,7 @@ fn an_arena_whose_descriptors_are_closed_is_found_by_its_mappings() {
     // An identity of its own, to know it by.
     head[header::ID_LOW as usize] ^= 1;
     pwrite(&file, &head[..length], 0).unwrap();
+    be_original(&file);
     let id = inspect(&arena).unwrap().id[0] ^ 1;
     let map = memmap2::MmapOptions::new()
         .len(4096)
@@ -221,6 +224,12 @@ fn an_arena_whose_descriptors_are_closed_is_found_by_its_mappings() {
         true => assert!(all.iter().filter(ours).any(looked_into), "{all:?}"),
         false => assert!(all.iter().filter(ours).any(refused), "{all:?}"),
     }
+}
+
+/// Makes a copy of an arena's file look like no copy.
+fn be_original(file: &std::os::fd::OwnedFd) {
+    let inode = fstat(file).unwrap().st_ino;
+    pwrite(file, &inode.to_ne_bytes(), header::INODE).unwrap();
 }
 
 /// As the mapping is called in /proc/self/map_files.

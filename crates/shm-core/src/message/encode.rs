@@ -132,6 +132,19 @@ impl<T> fmt::Debug for EncodeError<T> {
     }
 }
 
+impl<T> fmt::Display for EncodeError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+// Its text is that of the error in it, so the causes are that one's.
+impl<T> std::error::Error for EncodeError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
 impl<T> EncodeError<T> {
     /// The same error for another type of value.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> EncodeError<U> {

@@ -20,7 +20,9 @@ pub(crate) use encode::Pin;
 pub(crate) use encode::Pins;
 pub use encode::{EncodeError, Outgoing, encode, plain, read_plain};
 pub(crate) use parse::What;
-pub(crate) use parse::{Entry, FEW, FORM_SLOT, parse, parse_into};
+pub(crate) use parse::{
+    Entry, FEW, FORM_INLINE, FORM_SLOT, FORM_SPILLED, Parsed, parse, parse_into,
+};
 pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
 pub use serde::{refuse, refuse_because};
 

@@ -23,8 +23,8 @@ pub(crate) type Body = SmallVec<[u8; INLINE]>;
 
 /// Bytes of a cell that table and body of an inline message may take.
 pub(super) const INLINE: usize = PAYLOAD_WORDS * 8 - 4;
-pub(super) const FORM_INLINE: u8 = 1;
-pub(super) const FORM_SPILLED: u8 = 2;
+pub(crate) const FORM_INLINE: u8 = 1;
+pub(crate) const FORM_SPILLED: u8 = 2;
 /// A ring's message: one slot, and words of the ring's own.
 pub(crate) const FORM_SLOT: u8 = 3;
 /// Handles that one message may carry.
@@ -47,7 +47,7 @@ pub(crate) enum What {
 }
 
 impl What {
-    pub(super) const fn code(self) -> u8 {
+    pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Exclusive => 1,
             Self::Shared => 2,

@@ -36,13 +36,13 @@ pub enum Array {
 }
 
 impl Array {
-    pub(super) fn code_and_count(self) -> (u64, u64) {
+    pub(crate) const fn code_and_count(self) -> (u64, u64) {
         match self {
             Self::None => (0, 0),
-            Self::Cells { capacity } => (1, capacity.into()),
-            Self::Lane { capacity } => (2, capacity.into()),
-            Self::Slots { count } => (3, count.into()),
-            Self::Permits { count } => (4, count.into()),
+            Self::Cells { capacity } => (1, capacity as u64),
+            Self::Lane { capacity } => (2, capacity as u64),
+            Self::Slots { count } => (3, count as u64),
+            Self::Permits { count } => (4, count as u64),
         }
     }
 

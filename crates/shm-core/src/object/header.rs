@@ -41,7 +41,7 @@ pub enum ObjectKind {
 }
 
 impl ObjectKind {
-    const fn code(self) -> u64 {
+    pub(crate) const fn code(self) -> u64 {
         match self {
             Self::Letterbox => 1,
             Self::Queue => 2,

@@ -123,6 +123,18 @@ impl RowLocks {
     }
 }
 
+/// Whether another description than this one holds a lock on any byte of the file.
+pub(crate) fn is_locked_elsewhere(file: BorrowedFd<'_>) -> Result<bool> {
+    let found = control_range(file, libc::F_OFD_GETLK, libc::F_WRLCK, (0, 0));
+    found.map(|found| found != libc::F_UNLCK).map_err(|errno| {
+        Error::system(
+            "fcntl(F_OFD_GETLK)",
+            errno,
+            "looking for locks on an arena's file",
+        )
+    })
+}
+
 /// One fcntl on the byte at `start`; answers the lock type that the kernel left in the structure.
 fn control(
     file: BorrowedFd<'_>,
@@ -130,11 +142,21 @@ fn control(
     kind: libc::c_int,
     start: i64,
 ) -> std::result::Result<libc::c_int, Errno> {
+    control_range(file, command, kind, (start, 1))
+}
+
+/// As [`control`], on so many bytes; 0 for all that follow.
+fn control_range(
+    file: BorrowedFd<'_>,
+    command: libc::c_int,
+    kind: libc::c_int,
+    (start, len): (i64, i64),
+) -> std::result::Result<libc::c_int, Errno> {
     let mut lock = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: start,
-        l_len: 1,
+        l_len: len,
         // OFD locks demand 0 here.
         l_pid: 0,
     };

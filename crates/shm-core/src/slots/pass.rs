@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lane::Lane;
 use crate::lease::{Kind, Ticket};
 use crate::line::GENERATION_MASK;
-use crate::message::FORM_SLOT;
+use crate::message::{self, FORM_SLOT};
 use crate::object::{Array, ArrayRef, End, LaneEnd};
 use crate::transfer::{Put, cell_offset, damaged};
 
@@ -253,8 +253,7 @@ impl Slots {
             });
         };
         let Some((slot, generation, meta)) = self.named(&lane.read(pos)) else {
-            lane.release(pos);
-            return Err(malformed());
+            return Err(self.refuse(&lane.read(pos), || lane.release(pos)));
         };
         let Borrow { share, meta: place } = &mut seat.0;
         (share.slot, share.generation, share.position) = (slot, generation, pos);
@@ -284,8 +283,9 @@ impl Slots {
         };
         crate::failpoint!("get.taken");
         let Some((slot, generation, meta)) = self.named(&cells.read(pos)) else {
-            let _ = cells.release(pos);
-            return Err(malformed());
+            return Err(self.refuse(&cells.read(pos), || {
+                let _ = cells.release(pos);
+            }));
         };
         let Borrow { share, meta: place } = &mut seat.0;
         (share.slot, share.generation, share.state) = (slot, generation, State::Gone);
@@ -300,6 +300,18 @@ impl Slots {
         }
         crate::failpoint!("slot.borrowed");
         Ok(Taken::Slot(pos))
+    }
+
+    /// Throws a message away that names no slot of these, `release` being what frees its cell. It may be a whole one, which
+    /// somebody put there by the ring's end: what it refers to goes back.
+    #[cold]
+    fn refuse(&self, payload: &[u64; PAYLOAD_WORDS], release: impl FnOnce()) -> Error {
+        let parsed = message::parse(self.object().arena(), payload);
+        release();
+        self.object().release_named(parsed);
+        // The caller gets no slot, so it will wake nobody for the cell that became free.
+        self.object().notify_all();
+        malformed()
     }
 
     /// What a payload says, if it names a slot of these. Whether the slot is really given in that generation shows when it

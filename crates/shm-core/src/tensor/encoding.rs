@@ -13,6 +13,9 @@ const NDIM: u8 = 0x0f;
 const HAS_STRIDES: u8 = 0x10;
 const HAS_OFFSET: u8 = 0x20;
 
+/// What the second byte is made of, for the fingerprint of what words look like.
+pub(crate) const HEAD: [u8; 3] = [NDIM, HAS_STRIDES, HAS_OFFSET];
+
 impl Geometry {
     /// Appends this geometry to `out`: 4 bytes for a small matrix, at most `2 + 17 * 10`.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {

@@ -31,6 +31,7 @@ mod dtype;
 mod dynamic;
 mod element;
 mod encoding;
+pub(crate) use encoding::HEAD as GEOMETRY_HEAD;
 mod exclusive;
 mod geometry;
 #[cfg(test)]

@@ -32,6 +32,7 @@ impl Shape {
     ///
     /// # Errors
     /// When there are more than [`MAX_DIMS`].
+    #[inline]
     pub fn dims(&self) -> Result<&[usize]> {
         self.lengths.get(..self.asked).ok_or_else(|| {
             Error::shape(format!(
@@ -43,6 +44,7 @@ impl Shape {
 }
 
 impl From<&[usize]> for Shape {
+    #[inline]
     fn from(dims: &[usize]) -> Self {
         let mut lengths = [0; MAX_DIMS];
         for (to, from) in lengths.iter_mut().zip(dims) {
@@ -56,36 +58,42 @@ impl From<&[usize]> for Shape {
 }
 
 impl<const N: usize> From<[usize; N]> for Shape {
+    #[inline]
     fn from(dims: [usize; N]) -> Self {
         Shape::from(dims.as_slice())
     }
 }
 
 impl<const N: usize> From<&[usize; N]> for Shape {
+    #[inline]
     fn from(dims: &[usize; N]) -> Self {
         Shape::from(dims.as_slice())
     }
 }
 
 impl From<Vec<usize>> for Shape {
+    #[inline]
     fn from(dims: Vec<usize>) -> Self {
         Shape::from(dims.as_slice())
     }
 }
 
 impl From<&Vec<usize>> for Shape {
+    #[inline]
     fn from(dims: &Vec<usize>) -> Self {
         Shape::from(dims.as_slice())
     }
 }
 
 impl From<usize> for Shape {
+    #[inline]
     fn from(length: usize) -> Self {
         Shape::from([length])
     }
 }
 
 impl From<()> for Shape {
+    #[inline]
     fn from((): ()) -> Self {
         Shape::from([])
     }

@@ -2,13 +2,16 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 
 use super::{arena, assert_clean, assert_empty, join, kill, wipe};
 use crate::arena::Arena;
+use crate::chunk::Chunks;
 use crate::error::ErrorKind;
 use crate::held::Held;
+use crate::layout::descriptor;
 use crate::line::Mode;
 use crate::room::{Limit, Limits};
 use crate::storage::Storage;
@@ -227,6 +230,32 @@ fn what_a_dead_owner_left_free_is_allocated_by_others() {
         chunk
     );
     drop((given, next));
+    assert_empty(&root);
+}
+
+#[test]
+fn a_mark_that_a_broken_peer_raised_makes_no_block_of_what_was_never_committed() {
+    let root = arena();
+    let other = join(&root);
+    let kept = Storage::allocate(&other, 4096, Mode::Message).unwrap();
+    let given = Held::open(&root, kept.id().0, kept.id().1).unwrap();
+    let chunk = crate::heap::locate(root.segment(), kept.id().0)
+        .unwrap()
+        .chunk;
+    let chunks = Chunks::new(root.segment());
+    chunks
+        .word(chunk, descriptor::BUMP)
+        .store(u64::MAX, Ordering::SeqCst);
+    let dead = kill(other, kept);
+    root.bury_for_certain(dead);
+    // Its slab is adopted with what the mark says; blocks come from what is there, and from chunks of our own.
+    let blocks: Vec<Storage> = (0..600)
+        .map(|_| Storage::allocate(&root, 4096, Mode::Message).unwrap())
+        .collect();
+    for block in &blocks {
+        assert!(crate::heap::locate(root.segment(), block.id().0).is_some());
+    }
+    drop((given, blocks));
     assert_empty(&root);
 }
 

@@ -92,13 +92,15 @@ fn where_there_are_no_locks_the_row_says_so_and_its_participant_is_never_dead_el
     assert_eq!(judged(without.row), (1, Verdict::Unknown));
     one.bury_the_dead();
     assert!(one.is_present(without));
+    one.bury(without);
+    assert!(one.is_present(without), "nobody is buried in doubt");
 
     let held = locks(&one);
     let with = table::join(one.segment(), unseen(), &held).unwrap();
     assert_eq!(judged(with.row), (0, Verdict::Alive));
     drop(held);
     assert_eq!(judged(with.row), (0, Verdict::Dead));
-    one.bury_the_dead();
+    one.bury(with);
     assert!(!one.is_present(with));
 
     table::leave(one.segment(), without, &none);

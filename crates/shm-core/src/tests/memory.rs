@@ -44,6 +44,8 @@ fn a_million_tensors_take_one_descriptor_one_mapping_and_128_bytes_each_beside_t
     let new = taken(&arena);
     assert!(new <= MIB, "a new arena takes {new} bytes");
     drop(Held::allocate(&arena, EACH, Mode::Exclusive).unwrap());
+    // Who has more than a little memory watches: one descriptor more, however much it is.
+    arena.watch();
     let (before, open, mapped) = (taken(&arena), descriptors(), mappings());
     let all: Vec<Held> = (0..COUNT)
         .map(|_| Held::allocate(&arena, EACH, Mode::Exclusive).unwrap())

@@ -85,3 +85,42 @@ fn a_slot_goes_through_its_own_ring_only() {
     drop((end, slots, others, one, other));
     assert_empty(&here);
 }
+
+#[test]
+fn a_message_put_where_slots_go_gives_back_what_it_holds_taken_or_not() {
+    let here = arena();
+    for messages in [Array::Cells { capacity: 2 }, Array::Lane { capacity: 2 }] {
+        for taken in [true, false] {
+            let arrays = [messages, Array::Slots { count: 2 }];
+            let ring = Object::create(&here, ObjectKind::Ring, arrays, 0).unwrap();
+            let slots = Slots::create(&ring, 1, 4096).unwrap();
+            let tensor = Tensor::<u8>::zeros_in(&here, [100]).unwrap();
+            let queue = queue(&here, 1);
+            let end = queue.end(0).unwrap();
+            let message = (tensor, "too long for a cell".repeat(10), end);
+            let mut message = message::encode(&here, message).unwrap();
+            assert!(matches!(
+                ring.try_put(0, &mut message).unwrap(),
+                Put::Done(_)
+            ));
+            drop(queue);
+            if taken {
+                let mut seat = slots.seat().unwrap();
+                let outcome = match messages {
+                    Array::Lane { .. } => {
+                        let mut end = ring.lane_end(1).unwrap();
+                        slots.take_lane_end(&mut end, &mut seat)
+                    }
+                    _ => slots.take(&ring.end(1).unwrap(), &mut seat, &mut 0),
+                };
+                assert_eq!(*outcome.unwrap_err().kind(), ErrorKind::Decode);
+                drop(seat);
+                // The ring and the memory of its slots.
+                assert_eq!(here.audit().lines, 2);
+                assert_clean(&here);
+            }
+            drop((slots, ring));
+            assert_empty(&here);
+        }
+    }
+}

@@ -32,6 +32,7 @@ fn join(arena: &Arena) -> Arena {
 /// Ends a participant of this process as SIGKILL would: nothing of it is dropped. The mapping stays, so few of these.
 fn kill(arena: Arena, held: impl Sized) -> Owner {
     let owner = arena.me();
+    arena.end_watcher();
     std::mem::forget(held);
     std::mem::forget(arena);
     owner

@@ -9,6 +9,9 @@ use crate::tensor::{SharedTensor, Tensor};
 use crate::testing::{assert_passed, output, rerun};
 
 use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::WaitOptions;
 
 fn shared(arena: &Arena, value: u32) -> SharedTensor<u32> {
     Tensor::full_in(arena, [100], value).unwrap().freeze()
@@ -95,6 +98,16 @@ fn an_unknown_name_names_those_that_exist() {
     for name in ["", &"x".repeat(256)] {
         assert_eq!(kind(arena.publish(name, &1)), ErrorKind::Name);
     }
+    // Not all of very many, and none as it drives a terminal.
+    for name in 0..100 {
+        arena.publish(&format!("\u{1b}[{name}J"), &name).unwrap();
+    }
+    let error = arena.open::<Object>("cam").unwrap_err().to_string();
+    assert!(
+        error.contains("101 names") && error.contains("81 more") && error.len() < 1000,
+        "{error}"
+    );
+    assert!(!error.contains('\u{1b}'), "{error}");
 }
 
 #[test]
@@ -255,4 +268,108 @@ fn one_killed_in_the_same_step_again_and_again_does_not_fill_the_table() {
     root.publish("b", &shared(&root, 2)).unwrap();
     root.publish("c", &shared(&root, 3)).unwrap();
     assert_eq!(["a", "b", "c"].map(|name| value(&root, name)), [1, 2, 3]);
+}
+
+#[test]
+fn who_is_stopped_while_publishing_delays_nobody_who_looks() {
+    const NAME: &str = "tests::names::who_is_stopped_while_publishing_delays_nobody_who_looks";
+    if rerun(NAME).is_none() {
+        let arena = Arena::join(super::lent()).unwrap();
+        return arena.republish("its own", &shared(&arena, 2)).unwrap();
+    }
+    let steps = [
+        ("names.locked", 1, 1),
+        ("put.claimed", 2, 1),
+        ("put.giving", 2, 1),
+        ("put.published", 2, 2),
+        ("names.two_tables", 1, 2),
+        ("get.taken", 1, 2),
+        ("get.recorded", 1, 2),
+        ("get.released", 1, 2),
+        ("names.one_table", 1, 2),
+    ];
+    // A table that fits its cell, and one that does not.
+    for others in [0, 40] {
+        for (step, nth, seen) in steps {
+            let root = arena();
+            for other in 0..others {
+                root.publish(&format!("{other}"), &other).unwrap();
+            }
+            root.publish("its own", &shared(&root, 1)).unwrap();
+            root.publish("another", &shared(&root, 7)).unwrap();
+            let mut child = rerun(NAME).unwrap();
+            child.env("TENSORMP_FAILPOINT", format!("{step}:{nth}=stop"));
+            super::lend(&mut child, &root);
+            let child = Stopped::start(&mut child);
+            assert_eq!(value(&root, "another"), 7, "{step}");
+            assert_eq!(value(&root, "its own"), seen, "{step}");
+            assert_eq!(names(&root).len(), others + 2, "{step}");
+            let error = root.open::<()>("none").unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::NotFound, "{step}");
+            drop(child);
+            root.bury_the_dead();
+            root.republish("its own", &shared(&root, 3)).unwrap();
+            assert_eq!(value(&root, "its own"), 3, "{step}");
+            let audit = root.audit();
+            assert!(audit.missing.is_empty(), "{step}: {audit:?}");
+            assert!(audit.leaked.len() <= 1, "{step}: {audit:?}");
+        }
+    }
+}
+
+#[test]
+fn who_looks_while_others_publish_sees_each_name_as_it_was_at_some_moment() {
+    let root = arena();
+    for name in ["a", "b"] {
+        root.publish(name, &shared(&root, 0)).unwrap();
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for name in ["a", "b"] {
+            let (own, done) = (join(&root), &done);
+            scope.spawn(move || {
+                for round in 1..=300 {
+                    own.republish(name, &shared(&own, round)).unwrap();
+                }
+                done.store(true, Ordering::SeqCst);
+            });
+        }
+        for _ in 0..2 {
+            let (own, done) = (join(&root), &done);
+            scope.spawn(move || {
+                let mut last = [0, 0];
+                while !done.load(Ordering::SeqCst) {
+                    for (name, last) in ["a", "b"].into_iter().zip(&mut last) {
+                        let now = value(&own, name);
+                        assert!(now >= *last, "{name} went from {last} back to {now}");
+                        *last = now;
+                    }
+                    assert_eq!(names(&own).len(), 2);
+                }
+            });
+        }
+    });
+    assert_eq!((value(&root, "a"), value(&root, "b")), (300, 300));
+    assert_clean(&root);
+}
+
+/// A child that has stopped itself; killed when this is dropped.
+struct Stopped(std::process::Child);
+
+impl Stopped {
+    fn start(command: &mut std::process::Command) -> Self {
+        let child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+        let pid = rustix::process::Pid::from_raw(child.id().cast_signed());
+        let status = rustix::process::waitpid(pid, WaitOptions::UNTRACED).unwrap();
+        let this = Self(child);
+        assert!(status.unwrap().1.stopped(), "it never came to the step");
+        this
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

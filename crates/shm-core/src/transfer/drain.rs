@@ -2,8 +2,9 @@
 
 use super::Get;
 use crate::cells::Take;
+use crate::error::Result;
 use crate::held;
-use crate::message::parse;
+use crate::message::{Parsed, parse};
 use crate::object::{Array, Object};
 
 impl Object {
@@ -52,15 +53,22 @@ impl Object {
         } else {
             return false;
         };
-        if let Ok(mut parsed) = parse(self.arena(), &payload) {
-            // Ends and slots before the objects they lie in.
-            parsed
-                .entries
-                .sort_by_key(|entry| !entry.what.is_in_object());
-            for entry in parsed.entries {
-                held::release_unrecorded(self.arena(), entry.line, entry.generation);
-            }
-        }
+        self.release_named(parse(self.arena(), &payload));
         true
+    }
+
+    /// Gives back what a message refers to that was taken out of its cell, without entries of our own. A kill in between
+    /// leaks it.
+    pub(crate) fn release_named(&self, parsed: Result<Parsed>) {
+        let Ok(mut parsed) = parsed else {
+            return;
+        };
+        // Ends and slots before the objects they lie in.
+        parsed
+            .entries
+            .sort_by_key(|entry| !entry.what.is_in_object());
+        for entry in parsed.entries {
+            held::release_unrecorded(self.arena(), entry.line, entry.generation);
+        }
     }
 }

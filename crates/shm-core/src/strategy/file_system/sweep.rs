@@ -3,14 +3,16 @@
 use std::fmt;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::fs::fstat;
+use rustix::fs::{OFlags, fstat};
 
-use super::{PATIENCE, open_vetted, prefix, remove};
+use super::{PATIENCE, open_looked_at, open_vetted, prefix, remove};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inspect::{Member, Reader, members};
+use crate::layout;
 use crate::participant::liveness::Verdict;
-use crate::participant::lock::{Gate, RowLocks};
+use crate::participant::lock::{Gate, RowLocks, is_locked_elsewhere};
 
 /// A named arena of this user, as it was when it was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +42,9 @@ pub enum Standing {
     Abandoned,
     /// A file that its maker did not live to give its name.
     Unfinished,
+    /// A file that was cut short or made longer, or whose header does not add up, so that nobody can attach, and of which
+    /// nobody holds a lock as participants do.
+    Damaged,
     /// Another version laid it out, so who lives there can't be told. It is left alone.
     OtherVersion(u32),
     /// Somebody comes or leaves at this moment.
@@ -94,7 +99,7 @@ pub fn sweep(directory: impl AsRef<Path>, dry_run: bool) -> Result<Vec<Swept>> {
         let Some((found, removed)) = look_at(&path, !dry_run)? else {
             continue;
         };
-        if matches!(found.standing, Standing::Abandoned | Standing::Unfinished) {
+        if is_over(found.standing) {
             swept.push(Swept { found, removed });
         }
     }
@@ -151,6 +156,7 @@ fn look_at(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
         Err(error) if *error.kind() == ErrorKind::Size && is_hidden(path) => {
             return look_at_unsized(path, removing);
         }
+        Err(error) if *error.kind() == ErrorKind::Size => return look_at_damaged(path, removing),
         Err(error) if *error.kind() == ErrorKind::DescriptorLimit => return Err(error),
         Err(_) => return Ok(None),
     };
@@ -201,11 +207,58 @@ fn look_at(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
             }
             _ if is_hidden(path) && gate.is_some() => {}
             _ if is_hidden(path) => found.standing = Standing::Busy,
+            ErrorKind::Copied if gate.is_some() => found.standing = Standing::Abandoned,
+            ErrorKind::Copied => found.standing = Standing::Busy,
+            ErrorKind::Size | ErrorKind::Layout => {
+                drop(gate);
+                return look_at_damaged(path, removing);
+            }
             _ => return Ok(None),
         },
     }
-    let ended = matches!(found.standing, Standing::Abandoned | Standing::Unfinished);
-    let removed = removing && ended && remove(backing.as_fd())?;
+    let removed = removing && is_over(found.standing) && remove(backing.as_fd())?;
+    Ok(Some((found, removed)))
+}
+
+/// Whether nobody lives there, nor ever will.
+fn is_over(standing: Standing) -> bool {
+    matches!(
+        standing,
+        Standing::Abandoned | Standing::Unfinished | Standing::Damaged
+    )
+}
+
+/// Looks at a file that has the name of an arena and begins like one (or is empty), but is not as long as it says. Its
+/// rows may be gone, and where its locks lie is not known either; but whether there is any lock on it can be asked.
+fn look_at_damaged(path: &Path, removing: bool) -> Result<Option<(Found, bool)>> {
+    let Ok((file, stat)) = open_looked_at(path, OFlags::NOFOLLOW, OFlags::RDWR) else {
+        return Ok(None);
+    };
+    let magic = layout::MAGIC.to_le_bytes();
+    let mut first = [0; 8];
+    let read = rustix::io::pread(&file, &mut first, 0).unwrap_or(usize::MAX);
+    if first.get(..read) != magic.get(..read) {
+        return Ok(None);
+    }
+    let gate = Gate::take(
+        file.as_fd(),
+        if removing { PATIENCE } else { Duration::ZERO },
+    )?;
+    let standing = match &gate {
+        None => Standing::Busy,
+        // Only the gate is ours, and one's own locks don't show.
+        Some(_) if is_locked_elsewhere(file.as_fd())? => Standing::Inhabited,
+        Some(_) => Standing::Damaged,
+    };
+    let found = Found {
+        path: path.to_owned(),
+        capacity: u64::try_from(stat.st_size).unwrap_or(0),
+        taken: u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
+        id: [0; 2],
+        standing,
+        participants: Vec::new(),
+    };
+    let removed = removing && is_over(standing) && remove(file.as_fd())?;
     Ok(Some((found, removed)))
 }
 

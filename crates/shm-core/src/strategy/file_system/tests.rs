@@ -1,6 +1,7 @@
 //! Tests of named files: what is refused, who removes them, and every order of coming and leaving.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::io::{Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 
 use rustix::fs::{FileExt, fcntl_getfl};
 
@@ -198,6 +199,7 @@ fn each_way_in_which_a_file_is_no_arena_has_its_error() {
     };
     assert_eq!(with(header::SHAPE, 7), version, "its words look different");
     assert_eq!(with(header::CAPACITY, SIZE - PAGE), ErrorKind::Size);
+    assert_eq!(with(header::INODE, 1), ErrorKind::Copied);
     assert_eq!(with(header::BOOT, 1), ErrorKind::Stale);
     assert_eq!(with(header::ROWS_HIGH, 4096), ErrorKind::Layout);
     assert_eq!(with(header::CHUNKS_HIGH, 60), ErrorKind::Layout);
@@ -326,4 +328,55 @@ fn a_file_that_was_removed_by_hand_is_no_error_for_those_who_leave() {
     // Somebody else's now.
     drop(arena);
     assert!(next.path().unwrap().exists());
+}
+
+#[test]
+fn a_copy_of_an_arenas_file_is_refused_and_swept_while_the_original_lives() {
+    let directory = directory();
+    let original = named(directory.path(), "a");
+    let path = original.path().unwrap();
+    let copy = path_of(directory.path(), "copy").unwrap();
+    // The control structures are all there is; as `cp` would, without its time for the holes.
+    let mut bytes = vec![0; 1 << 20];
+    std::fs::File::open(&path)
+        .unwrap()
+        .read_exact(&mut bytes)
+        .unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(MODE)
+        .open(&copy)
+        .unwrap();
+    (&file).write_all(&bytes).unwrap();
+    file.set_len(SIZE).unwrap();
+    let error = Arena::attach(&copy).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::Copied);
+    assert!(error.to_string().contains("copy"), "{error}");
+    let seen = list(directory.path()).unwrap();
+    let standings: Vec<_> = seen
+        .iter()
+        .map(|found| (found.standing, found.participants.len()))
+        .collect();
+    assert_eq!(
+        standings,
+        [(Standing::Inhabited, 1), (Standing::Abandoned, 0)]
+    );
+    let swept = sweep(directory.path(), false).unwrap();
+    assert_eq!(swept.len(), 1);
+    assert!(swept[0].removed && swept[0].found.path == copy);
+    assert_eq!(original.path(), Some(path));
+}
+
+#[test]
+fn a_file_of_somebodys_own_that_has_an_arenas_name_is_left_alone() {
+    let directory = directory();
+    let path = path_of(directory.path(), "notes").unwrap();
+    for content in ["t", "my notes", "tensorm", "tensormq"] {
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE)).unwrap();
+        let begins_like_one = "tensormp".starts_with(content);
+        let swept = sweep(directory.path(), true).unwrap();
+        assert_eq!(swept.len(), usize::from(begins_like_one), "{content}");
+    }
 }

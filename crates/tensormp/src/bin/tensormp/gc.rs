@@ -67,6 +67,10 @@ fn tell(out: &mut Out, found: &Found, action: &str) -> Result<(), Stopped> {
             "unfinished",
             "its maker did not live to finish it".to_owned(),
         ),
+        Standing::Damaged => (
+            "damaged",
+            "its file was cut short or does not add up, and nobody has it locked".to_owned(),
+        ),
         Standing::Inhabited if pids.is_empty() => {
             ("inhabited", "somebody lives there, or may".to_owned())
         }

@@ -1,6 +1,7 @@
 //! `tensormp ls`: the arenas of this user.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use shm_core::inspect::{Inspection, Member, Seen, find};
@@ -13,13 +14,17 @@ use crate::output::{Out, Size, Stopped, complain, plain};
 /// Answers whether everything could be read.
 pub(crate) fn run(place: &Where, out: &mut Out) -> Result<bool, Stopped> {
     let (directories, well) = to_search(&place.directories);
-    let all = match find(&directories) {
+    let mut all = match find(&directories) {
         Ok(all) => all,
         Err(error) => {
             complain(&error);
             return Ok(false);
         }
     };
+    let chosen = !place.directories.is_empty();
+    if chosen {
+        all.retain(|seen| is_in(seen, &directories));
+    }
     let mut left_out = Vec::new();
     let mut shown = 0;
     for seen in &all {
@@ -52,8 +57,12 @@ pub(crate) fn run(place: &Where, out: &mut Out) -> Result<bool, Stopped> {
             true => "any directory".to_owned(),
             false => places.join(", "),
         };
+        let elsewhere = match chosen {
+            true => "",
+            false => ", and none in its processes",
+        };
         out.line(format_args!(
-            "no arenas of this user: none in {places}, and none in its processes"
+            "no arenas of this user: none in {places}{elsewhere}"
         ))?;
     }
     if shown > 0 && !left_out.is_empty() {
@@ -63,6 +72,18 @@ pub(crate) fn run(place: &Where, out: &mut Out) -> Result<bool, Stopped> {
         out.line(line)?;
     }
     Ok(well)
+}
+
+/// Whether its file is, or was until it was removed, in one of these directories, by whatever name they go.
+fn is_in(seen: &Seen, directories: &[PathBuf]) -> bool {
+    let parent = seen.path.as_ref().and_then(|path| path.parent());
+    parent.is_some_and(|parent| {
+        let place = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let parent = place(parent);
+        directories
+            .iter()
+            .any(|directory| place(directory) == parent)
+    })
 }
 
 fn path(seen: &Seen) -> Option<String> {

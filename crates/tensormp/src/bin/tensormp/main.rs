@@ -59,7 +59,7 @@ Exit codes:
     #[command(after_help = "\
 With --json, each line is one arena:
   {\"path\", \"action\", \"why\", \"taken\", \"participants\": [pid…]}
-where action is removed, would remove, or kept; why is abandoned, unfinished, inhabited, busy, or other version; taken
+where action is removed, would remove, or kept; why is abandoned, unfinished, damaged, inhabited, busy, or other version; taken
 is bytes of memory; participants are those not known to be dead.
 
 Exit codes:
@@ -119,7 +119,8 @@ struct Form {
 
 #[derive(Args, Debug)]
 struct Where {
-    /// Look in this directory instead of /dev/shm and mounted hugetlbfs; may be given several times.
+    /// Only what is in this directory, instead of what is in /dev/shm and mounted hugetlbfs and what processes have open;
+    /// may be given several times.
     #[arg(long = "dir", value_name = "DIR")]
     directories: Vec<PathBuf>,
     #[command(flatten)]

@@ -192,3 +192,46 @@ fn whoever_is_killed_while_leaving_or_coming_hinders_nobody() {
         assert_eq!(files(directory.path()), 0, "{step}");
     }
 }
+
+#[test]
+fn a_file_that_was_cut_short_is_removed_once_nobody_lives_there() {
+    const NAME: &str = "strategy::file_system::tests::deaths::a_file_that_was_cut_short_is_removed_once_nobody_lives_there";
+    let Some(child) = rerun(NAME) else {
+        let _arena = named(&place(), "a");
+        return Held::stay();
+    };
+    // To nothing, within the header, behind it, to the half; and made longer.
+    for size in [0, 100, 3 * PAGE, SIZE / 2, SIZE * 2] {
+        let directory = directory();
+        let mut child = {
+            let mut command = Command::new(child.get_program());
+            command.args(child.get_args()).envs(
+                child
+                    .get_envs()
+                    .filter_map(|(key, value)| Some((key, value?))),
+            );
+            command
+        };
+        let child = Held::start(child.env(PLACE, directory.path()));
+        let path = path_of(directory.path(), "a").unwrap();
+        child.signal(Signal::STOP);
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(size).unwrap();
+        assert_eq!(kind(&path), ErrorKind::Size, "{size}");
+        let seen = list(directory.path()).unwrap();
+        assert_eq!(seen[0].standing, Standing::Inhabited, "{size}");
+        assert_eq!(sweep(directory.path(), false).unwrap(), [], "{size}");
+        child.signal(Signal::KILL);
+        child.wait_until_ended();
+        let swept = sweep(directory.path(), true).unwrap();
+        assert_eq!(swept.len(), 1, "{size}");
+        assert_eq!(swept[0].found.standing, Standing::Damaged, "{size}");
+        // A name that nobody uses is free, and the sweep would do it as well.
+        if size == 0 {
+            drop(named(directory.path(), "a"));
+        } else {
+            assert!(sweep(directory.path(), false).unwrap()[0].removed, "{size}");
+        }
+        assert_eq!(files(directory.path()), 0, "{size}");
+    }
+}
