@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use integration_tests::tests;
-use mp_queue::ErrorKind as QueueErrorKind;
+use mp_queue::{Condvar, ErrorKind as QueueErrorKind, Mutex};
 use pipeline::{Consumer, Producer, TensorSpec, Topology, ring};
 use spawn_api::{Deadlock, ErrorKind};
 use tensormp::prelude::*;
@@ -19,6 +19,9 @@ fn main() -> ExitCode {
         a_get_that_only_its_own_process_could_answer_is_a_deadlock,
         a_consumer_that_keeps_all_slots_is_told,
         an_event_that_nobody_is_left_to_set_is_a_deadlock,
+        a_condition_that_nobody_is_left_to_notify_is_a_deadlock,
+        a_thread_that_locks_twice_is_told_that_it_did,
+        a_lock_whose_guard_went_to_another_thread_is_waited_for,
         a_join_after_a_deadlock_tells_the_same_story,
         who_is_slow_is_not_stuck,
         a_sender_on_its_way_in_a_message_is_no_deadlock,
@@ -154,6 +157,57 @@ fn an_event_that_nobody_is_left_to_set_is_a_deadlock() {
     let mut context = spawn(waits, go, 3).unwrap();
     let error = context.join().unwrap_err();
     assert!(error.to_string().contains("deadlock"), "{error}");
+}
+
+fn a_condition_that_nobody_is_left_to_notify_is_a_deadlock() {
+    fn waits(_rank: usize, (mutex, changed): (Mutex, Condvar)) -> tensormp::Result<()> {
+        drop(changed.wait(mutex.lock()?)?);
+        Ok(())
+    }
+    let (mutex, changed) = (Mutex::new().unwrap(), Condvar::new().unwrap());
+    let mut context = spawn(waits, (mutex.clone(), changed.clone()), 2).unwrap();
+    let error = context.join().unwrap_err();
+    assert_eq!(deadlock_of(&error).waits.len(), 3, "{error}");
+    assert!(error.to_string().contains("condition"), "{error}");
+    // Alone in one process.
+    let (mutex, changed) = (Mutex::new().unwrap(), Condvar::new().unwrap());
+    let error = changed.wait(mutex.lock().unwrap()).unwrap_err();
+    let kind = error.kind();
+    assert!(matches!(kind, QueueErrorKind::Deadlock(_)), "{error:?}");
+    assert!(!mutex.is_locked());
+}
+
+fn a_thread_that_locks_twice_is_told_that_it_did() {
+    let mutex = Mutex::new().unwrap();
+    let guard = mutex.lock().unwrap();
+    let errors = [
+        mutex.lock().unwrap_err(),
+        mutex.try_lock().unwrap_err(),
+        mutex.lock_timeout(Duration::from_millis(5)).unwrap_err(),
+    ];
+    assert!(matches!(errors[0].kind(), QueueErrorKind::Deadlock(_)));
+    for error in &errors {
+        let text = error.to_string();
+        assert!(text.contains("locked by this very thread"), "{text}");
+    }
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| mutex.try_lock().unwrap_err().to_string());
+        let text = other.join().unwrap();
+        assert!(!text.contains("this very thread"), "{text}");
+    });
+    drop(guard);
+    assert!(mutex.lock().is_ok());
+}
+
+fn a_lock_whose_guard_went_to_another_thread_is_waited_for() {
+    let mutex = Mutex::new().unwrap();
+    let guard = mutex.lock().unwrap();
+    let other = std::thread::spawn(move || {
+        std::thread::sleep(SLOW);
+        drop(guard);
+    });
+    assert!(mutex.lock().is_ok());
+    other.join().unwrap();
 }
 
 fn a_join_after_a_deadlock_tells_the_same_story() {

@@ -139,6 +139,52 @@ impl Barrier {
         Some(Error::peer_failed(failure, "waiting at a barrier"))
     }
 
+    /// [`wait`](Self::wait) as a future, which knows no runtime and takes no thread. It arrives when it is first polled.
+    /// Cancel safe in this sense: dropped before it is ready, it has not arrived, as after a timeout; unless all had
+    /// arrived by then.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait), without `Deadlock`.
+    #[cfg(feature = "tokio")]
+    pub async fn wait_async(&self) -> Result<bool> {
+        use shm_core::crowd::Grant;
+        let mut arrival = Arrival {
+            barrier: self,
+            round: None,
+            noticed: crate::later::Since::default(),
+        };
+        let look = move |_| arrival.look();
+        let doing = "waiting at a barrier";
+        crate::later::until(&self.object, 0, Grant::Everybody, doing, look).await
+    }
+
+    /// Arrives; `None` in the last one.
+    fn arrive(&self) -> Option<u32> {
+        match self.rounds().arrive(self.parties()) {
+            Arrived::Last => {
+                let event = self.object.event(0);
+                event.notify_all(|count| event.wake(count));
+                None
+            }
+            Arrived::In(round) => {
+                shm_core::failpoint!("barrier.arrived");
+                Some(round)
+            }
+        }
+    }
+
+    /// What became of the round that one has arrived in.
+    fn passed(&self, stand: Round) -> Option<Result<bool>> {
+        match stand {
+            Round::Open => None,
+            Round::Over => Some(Ok(false)),
+            Round::Reset => Some(Err(Error::new(
+                ErrorKind::Reset,
+                format!("waiting at a barrier: {} was reset", self.object),
+            ))),
+        }
+    }
+
     fn wait_until(&self, deadline: Deadline) -> Result<bool> {
         self.object
             .arena()
@@ -148,23 +194,10 @@ impl Barrier {
         }
         let rounds = self.rounds();
         let n = self.parties();
-        let round = match rounds.arrive(n) {
-            Arrived::Last => {
-                let event = self.object.event(0);
-                event.notify_all(|count| event.wake(count));
-                return Ok(true);
-            }
-            Arrived::In(round) => round,
+        let Some(round) = self.arrive() else {
+            return Ok(true);
         };
-        shm_core::failpoint!("barrier.arrived");
-        let passed = |stand| match stand {
-            Round::Open => None,
-            Round::Over => Some(Ok(false)),
-            Round::Reset => Some(Err(Error::new(
-                ErrorKind::Reset,
-                format!("waiting at a barrier: {} was reset", self.object),
-            ))),
-        };
+        let passed = |stand| self.passed(stand);
         let attempt = |slow: bool| {
             let stand = passed(rounds.stand(round));
             stand.or_else(|| slow.then(|| self.broken()).flatten().map(Err))
@@ -193,6 +226,60 @@ impl Barrier {
                 passed(rounds.withdraw(round)).unwrap_or(Err(error))
             }
             answer => answer,
+        }
+    }
+}
+
+/// A task's place at a barrier; dropped, it has not arrived.
+#[cfg(feature = "tokio")]
+struct Arrival<'a> {
+    barrier: &'a Barrier,
+    round: Option<u32>,
+    /// Since when it has been known that somebody failed.
+    noticed: crate::later::Since,
+}
+
+#[cfg(feature = "tokio")]
+impl Arrival<'_> {
+    fn look(&mut self) -> crate::later::Look<Result<bool>> {
+        use crate::later::Look;
+        let barrier = self.barrier;
+        let stand = |round| barrier.passed(barrier.rounds().stand(round));
+        if let Some(answer) = self.round.and_then(stand) {
+            self.round = None;
+            return Look::Ready(answer);
+        }
+        if let Some(failure) = barrier.failure() {
+            let explained = barrier.object.failure().is_some();
+            if !explained && barrier.object.supervisor().is_some() && !self.noticed.is_over() {
+                // Its supervisor is about to say why.
+                return Look::Soon;
+            }
+            let error = Error::peer_failed(failure, "waiting at a barrier");
+            return Look::Ready(self.withdraw().unwrap_or(Err(error)));
+        }
+        if self.round.is_none() {
+            let Some(round) = barrier.arrive() else {
+                return Look::Ready(Ok(true));
+            };
+            self.round = Some(round);
+        }
+        Look::NotYet(None)
+    }
+
+    /// Takes it out again; unless all have arrived in this very moment.
+    fn withdraw(&mut self) -> Option<Result<bool>> {
+        let barrier = self.barrier;
+        let round = self.round.take()?;
+        barrier.passed(barrier.rounds().withdraw(round))
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        if !self.barrier.object.arena().is_forked() {
+            let _ = self.withdraw();
         }
     }
 }

@@ -20,6 +20,8 @@ use crate::holder;
 use crate::wait::{Deadline, WaitPolicy, wait};
 
 mod gone;
+#[cfg(feature = "tokio")]
+mod later;
 mod together;
 
 /// Index of the producers' end.

@@ -70,7 +70,7 @@ impl Condvar {
     ///
     /// # Errors
     /// `Poisoned`, with the guard, as [`Mutex::lock`]; `PeerFailed` when a process of the context that this condition or
-    /// the mutex was handed to failed.
+    /// the mutex was handed to failed; `Deadlock` when nobody is left who could notify. The last two without the lock.
     pub fn wait(&self, guard: MutexGuard) -> Locked {
         self.wait_until(guard, Deadline::Never)
             .map(|(guard, _)| guard)

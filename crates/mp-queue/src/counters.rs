@@ -7,15 +7,17 @@ use shm_core::object::Object;
 use shm_core::permits::Permit;
 
 /// Words of an object that keeps count.
-pub(crate) const WORDS: u64 = 4;
+pub(crate) const WORDS: u64 = 5;
 /// Waits that began to spin.
 pub(crate) const SPINS: u64 = 0;
 /// Sleeps.
 pub(crate) const PARKS: u64 = 1;
 /// Wakes that went to the system.
 pub(crate) const WAKES: u64 = 2;
+/// Consumers that died. The last word but one: the arena's own code adds to it.
+const DEAD: u64 = 3;
 /// Tasks of dead consumers whose words others have taken over. The last word: the arena's own code adds to it.
-const LOST: u64 = 3;
+const LOST: u64 = 4;
 
 /// Adds one, if the object keeps count.
 #[cold]
@@ -38,6 +40,10 @@ pub struct Stats {
     pub got: u64,
     /// Tasks that consumers had in hand when they died; only a [`JoinableQueue`](crate::JoinableQueue) knows.
     pub lost: u64,
+    /// Processes that died with the getting side in hand. What one of them was in the middle of taking is in the queue again;
+    /// what it had taken and was not done with died with it, at most one message of each that takes one at a time. Whoever
+    /// needs to know how many those were uses a [`JoinableQueue`](crate::JoinableQueue).
+    pub dead_consumers: u64,
     /// Waits that began by spinning.
     pub spins: u64,
     /// Sleeps. A long wait sleeps anew every half a second.
@@ -71,6 +77,7 @@ pub(crate) fn stats(object: &Object) -> Stats {
         put,
         got,
         lost: word(LOST) + dead,
+        dead_consumers: word(DEAD),
         spins: word(SPINS),
         parks: word(PARKS),
         wakes_sent,

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::de::DeserializeOwned;
 use shm_core::deadlock::Deadlock;
 use shm_core::failure::PeerFailure;
+use spawn::Carried;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -16,6 +18,8 @@ pub struct Error {
     context: String,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    /// The error that a task returned, if it can be told.
+    typed: Option<Box<Carried>>,
 }
 
 /// The cases of [`Error`].
@@ -91,6 +95,8 @@ pub enum ErrorKind {
     },
     /// A pool's worker could not be started.
     NoWorker,
+    /// The thread that sleeps for this process's futures could not be started.
+    NoThread,
     /// A pool was asked to do something that only waiting for itself could do.
     Inside,
 }
@@ -102,6 +108,7 @@ impl Error {
             kind,
             context: context.into(),
             source: None,
+            typed: None,
         }
     }
 
@@ -135,6 +142,48 @@ impl Error {
         self
     }
 
+    /// The same error with something more to say.
+    #[must_use]
+    pub(crate) fn with(mut self, hint: &str) -> Self {
+        self.context = format!("{}; {hint}", self.context);
+        self
+    }
+
+    /// The error that a pool's task returned, as what it was: for functions that return [`Typed`](spawn::Typed) errors,
+    /// of exactly this type. `None` for everything else; the text is in [`TaskRaised`](ErrorKind::TaskRaised) in any case.
+    ///
+    /// ```no_run
+    /// # use serde::{Serialize, Deserialize};
+    /// use spawn::Typed;
+    ///
+    /// #[derive(Debug, thiserror::Error, Serialize, Deserialize)]
+    /// #[error("{0} bytes are too many")]
+    /// struct TooLarge(u64);
+    ///
+    /// fn load(bytes: u64) -> Result<u64, Typed<TooLarge>> {
+    ///     if bytes > 100 { Err(TooLarge(bytes))? }
+    ///     Ok(bytes)
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # spawn::init();
+    /// let error = mp_queue::Pool::new(1)?.call(load, 200).unwrap_err();
+    /// assert_eq!(error.downcast::<TooLarge>().unwrap().0, 200);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn downcast<E: DeserializeOwned>(&self) -> Option<E> {
+        self.typed.as_ref()?.open()
+    }
+
+    /// The same error, with what it was.
+    #[must_use]
+    pub(crate) fn typed(mut self, typed: Option<Carried>) -> Self {
+        self.typed = typed.map(Box::new);
+        self
+    }
+
     /// The same error once more, without what is below it.
     pub(crate) fn again(&self) -> Self {
         Self::new(self.kind.clone(), self.context.clone())
@@ -159,6 +208,7 @@ impl From<shm_core::Error> for Error {
             kind: ErrorKind::Arena(error.kind().clone()),
             context: error.to_string(),
             source: Some(Box::new(error)),
+            typed: None,
         }
     }
 }

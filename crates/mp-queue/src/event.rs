@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use shm_core::arena::Arena;
+#[cfg(feature = "tokio")]
+use shm_core::crowd::Grant;
 use shm_core::object::{Object, ObjectKind};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -86,14 +88,27 @@ impl Event {
         self.wait_until(Deadline::after(timeout))
     }
 
+    /// [`wait`](Self::wait) as a future, which knows no runtime and takes no thread. Cancel safe: it changes nothing. As with
+    /// threads, one that is cleared again before the waiting task looks was not set for it.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait), without `Deadlock`.
+    #[cfg(feature = "tokio")]
+    pub async fn wait_async(&self) -> Result<()> {
+        let doing = "waiting for an event";
+        let look = |slow: bool| self.look(slow).into();
+        crate::later::until(&self.object, 0, Grant::Everybody, doing, look).await
+    }
+
+    fn look(&self, slow: bool) -> Option<Result<()>> {
+        if self.is_set() {
+            return Some(Ok(()));
+        }
+        let failure = slow.then(|| self.object.failure()).flatten()?;
+        Some(Err(Error::peer_failed(failure, "waiting for an event")))
+    }
+
     fn wait_until(&self, deadline: Deadline) -> Result<()> {
-        let attempt = |slow: bool| {
-            if self.is_set() {
-                return Some(Ok(()));
-            }
-            let failure = slow.then(|| self.object.failure()).flatten()?;
-            Some(Err(Error::peer_failed(failure, "waiting for an event")))
-        };
         wait(
             &self.object,
             0,
@@ -101,7 +116,7 @@ impl Event {
             deadline,
             &Cell::new(None),
             || true,
-            attempt,
+            |slow| self.look(slow),
         )
         .unwrap_or_else(|| {
             Err(Error::new(

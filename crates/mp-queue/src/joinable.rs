@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, PutError, Result};
 use crate::queue::{Queue, Sender};
 use crate::wait::{Deadline, WaitPolicy, wait};
 
+const WAITING: &str = "waiting for tasks to be done";
 /// Processes that can have tasks in hand at once.
 const CONSUMERS: u32 = 512;
 
@@ -130,16 +131,28 @@ impl<T> JoinableQueue<T> {
         self.wait_idle_until(Deadline::after(timeout))
     }
 
+    /// [`wait_idle`](Self::wait_idle) as a future, which knows no runtime and takes no thread. Cancel safe: it changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// As [`wait_idle`](Self::wait_idle), without `Deadlock`.
+    #[cfg(feature = "tokio")]
+    pub async fn wait_idle_async(&self) -> Result<()> {
+        let (object, grant) = (self.object(), self.0.channel().grant(NOT_FULL));
+        let look = |slow: bool| self.look_idle(slow).into();
+        crate::later::until(object, NOT_FULL, grant, WAITING, look).await
+    }
+
+    fn look_idle(&self, slow: bool) -> Option<Result<()>> {
+        if self.is_idle() {
+            return Some(Ok(()));
+        }
+        let failure = slow.then(|| self.object().failure()).flatten()?;
+        Some(Err(Error::peer_failed(failure, WAITING)))
+    }
+
     fn wait_idle_until(&self, deadline: Deadline) -> Result<()> {
         let object = self.object();
-        let doing = "waiting for tasks to be done";
-        let attempt = |slow: bool| {
-            if self.is_idle() {
-                return Some(Ok(()));
-            }
-            let failure = slow.then(|| object.failure()).flatten()?;
-            Some(Err(Error::peer_failed(failure, doing)))
-        };
         let nobody = Cell::new(None);
         let policy = WaitPolicy::Adaptive;
         wait(
@@ -149,13 +162,13 @@ impl<T> JoinableQueue<T> {
             deadline,
             &nobody,
             || true,
-            attempt,
+            |slow| self.look_idle(slow),
         )
         .unwrap_or_else(|| {
             let (waiting, in_hand) = (self.0.len(), object.permits(1).count());
             Err(Error::new(
                 ErrorKind::TimedOut,
-                format!("{doing}: {waiting} wait in {object} and {in_hand} are in hand"),
+                format!("{WAITING}: {waiting} wait in {object} and {in_hand} are in hand"),
             ))
         })
     }
@@ -225,9 +238,34 @@ impl<T: Serialize + DeserializeOwned> JoinableQueue<T> {
         self.get_until(Deadline::after(timeout))
     }
 
+    /// As [`Sender::put_async`].
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(feature = "tokio")]
+    pub async fn put_async(&self, value: T) -> Result<(), PutError<T>> {
+        self.0.put_async(value).await
+    }
+
+    /// As [`get`](Self::get), and as [`Receiver::get_async`](crate::Receiver::get_async): a task is in this process's hands
+    /// once the future has answered with it, and not before.
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(feature = "tokio")]
+    pub async fn get_async(&self) -> Result<T> {
+        let mut task = Incoming::default();
+        self.0.receiver().take_async(&mut task).await?;
+        self.read(&mut task)
+    }
+
     fn get_until(&self, deadline: Deadline) -> Result<T> {
         let mut task = Incoming::default();
         self.0.receiver().take_into(deadline, &mut task)?;
+        self.read(&mut task)
+    }
+
+    fn read(&self, task: &mut Incoming) -> Result<T> {
         task.take().or_else(|error| {
             // Whoever put it is not to wait for what nobody can read.
             self.task_done()?;

@@ -14,6 +14,9 @@ use crate::error::{PutError, Result};
 use crate::queue::{cells, checked, or_end};
 use crate::wait::{Deadline, WaitPolicy};
 
+#[cfg(feature = "tokio")]
+mod later;
+
 /// Makes a lane with room for `capacity` messages in the current arena: a queue whose two ends each belong to one
 /// process (and thread) at a time, and which is faster for it. Sending an end moves it.
 ///

@@ -30,6 +30,8 @@ mod event;
 mod holder;
 mod joinable;
 mod lane;
+#[cfg(feature = "tokio")]
+mod later;
 mod mutex;
 pub mod pool;
 mod primitive;

@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use shm_core::arena::Arena;
+use shm_core::cells::Owner;
 use shm_core::object::{Object, ObjectKind};
 use shm_core::permits::{Acquired, Left, Permit};
 
-use crate::error::{LockError, Result};
+use crate::error::{Error, ErrorKind, LockError, Result};
 use crate::primitive::{make, obtain, thread_tag, travels};
 use crate::wait::Deadline;
 
 const EVENT: u64 = 0;
+const LOCKING: &str = "locking a mutex";
 
 /// A lock that one thread of one process has at a time. Clones, also in other processes, name the same lock.
 ///
@@ -55,7 +57,8 @@ impl Mutex {
         Ok(Self { object })
     }
 
-    /// Locks, waiting for it. Locking once more in the same thread waits for ever; see [`RLock`](crate::RLock).
+    /// Locks, waiting for it. A thread that locks once more waits for its own guard to be dropped, by another thread if that
+    /// was given it; where no other thread can, that is a `Deadlock`, and the error says so. See [`RLock`](crate::RLock).
     ///
     /// # Errors
     /// `Poisoned`, with the guard: the lock is the caller's. `PeerFailed` when a process of the context that this lock was
@@ -85,17 +88,51 @@ impl Mutex {
         deadline: Deadline,
     ) -> Result<MutexGuard, LockError<MutexGuard>> {
         let tag = thread_tag();
+        let left = obtain(&self.object, EVENT, deadline, LOCKING, || self.take(tag))
+            .map_err(|error| self.hint(tag, error))?;
+        self.guard(tag, left)
+    }
+
+    /// [`lock`](Self::lock) as a future, which knows no runtime and takes no thread. Cancel safe: the lock is taken in the
+    /// very poll that answers with it. The guard may be kept while the task waits for something else; then every thread
+    /// that wants the lock waits as well.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), without `Deadlock`.
+    #[cfg(feature = "tokio")]
+    pub async fn lock_async(&self) -> Result<MutexGuard, LockError<MutexGuard>> {
+        // Not the thread's: the task may go on in another one.
+        let take = || self.take(0);
+        let left = crate::primitive::obtain_async(&self.object, EVENT, LOCKING, take).await?;
+        self.guard(0, left)
+    }
+
+    /// Says so where the thread that cannot have the lock is the one that locked it. That is no error by itself: its guard
+    /// may have gone to another thread, which will let it go.
+    fn hint(&self, tag: u32, error: Error) -> Error {
+        let owner = self.object.arena().me();
+        let vain = matches!(
+            error.kind(),
+            ErrorKind::Deadlock(_) | ErrorKind::TimedOut | ErrorKind::Busy
+        );
+        if vain && self.object.permits(0).get(0) == (Permit::Held { owner, tag }) {
+            return error.with("it was locked by this very thread, whose guard is still there; drop that guard first, or use an RLock");
+        }
+        error
+    }
+
+    fn take(&self, tag: u32) -> Result<Option<Left>, Option<Owner>> {
         let object = &self.object;
-        let left = obtain(object, EVENT, deadline, "locking a mutex", || match object
-            .permits(0)
-            .acquire_at(0, object.arena().me(), tag)
-        {
+        match object.permits(0).acquire_at(0, object.arena().me(), tag) {
             Acquired::At { left, .. } => Ok(left),
             Acquired::Busy(owner) => Err(owner),
-        })?;
+        }
+    }
+
+    fn guard(&self, tag: u32, left: Option<Left>) -> Result<MutexGuard, LockError<MutexGuard>> {
         shm_core::failpoint!("mutex.locked");
         let guard = MutexGuard {
-            object: object.clone(),
+            object: self.object.clone(),
             tag,
             left,
             panicking: std::thread::panicking(),

@@ -6,11 +6,15 @@ use std::cell::Cell;
 use rustix::thread::gettid;
 use shm_core::arena::Arena;
 use shm_core::cells::Owner;
+#[cfg(feature = "tokio")]
+use shm_core::crowd::Grant;
 use shm_core::message::{refuse, refuse_because};
 use shm_core::object::{Array, Object, ObjectKind};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::holder;
+#[cfg(feature = "tokio")]
+use crate::later::{Look, until};
 use crate::wait::{Deadline, WaitPolicy, wait};
 
 /// The tag by which a thread of this process is known in a permit.
@@ -80,6 +84,24 @@ pub(crate) fn obtain<R>(
     let policy = WaitPolicy::Adaptive;
     wait(object, event, policy, deadline, &holder, || true, look)
         .unwrap_or_else(|| in_vain(ErrorKind::TimedOut, "before the deadline"))
+}
+
+/// [`obtain`] as a future.
+#[cfg(feature = "tokio")]
+pub(crate) async fn obtain_async<R>(
+    object: &Object,
+    event: u64,
+    doing: &str,
+    mut attempt: impl FnMut() -> Result<R, Option<Owner>>,
+) -> Result<R> {
+    let look = |slow: bool| match attempt() {
+        Ok(got) => Look::Ready(Ok(got)),
+        Err(owner) => match slow.then(|| object.failure()).flatten() {
+            Some(failure) => Look::Ready(Err(Error::peer_failed(failure, doing))),
+            None => Look::NotYet(owner),
+        },
+    };
+    until(object, event, Grant::EachOne, doing, look).await
 }
 
 /// Serialize and Deserialize of a primitive that is nothing but its object.

@@ -17,6 +17,8 @@ use crate::counters::{self, Stats};
 use crate::error::{ErrorKind, PutError, Result};
 use crate::wait::{Deadline, WaitPolicy};
 
+#[cfg(feature = "tokio")]
+mod later;
 mod travel;
 
 pub(crate) use travel::checked;

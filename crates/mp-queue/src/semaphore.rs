@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use shm_core::arena::Arena;
+use shm_core::cells::Owner;
 use shm_core::error::ErrorKind as ArenaErrorKind;
 use shm_core::object::{Object, ObjectKind};
 use shm_core::permits::{Acquired, Left, Permit as Word};
@@ -13,6 +14,7 @@ use crate::primitive::{make, obtain, thread_tag, travels};
 use crate::wait::Deadline;
 
 const EVENT: u64 = 0;
+const ACQUIRING: &str = "acquiring a permit";
 /// Most permits of a semaphore: each is a word that is looked at.
 const MOST: u32 = 65_536;
 /// Room for permits where less is asked for.
@@ -97,25 +99,39 @@ impl Semaphore {
 
     fn acquire_until(&self, deadline: Deadline) -> Result<Permit> {
         let tag = thread_tag();
+        let taken = obtain(&self.object, EVENT, deadline, ACQUIRING, || self.take(tag))?;
+        Ok(self.permit(tag, taken))
+    }
+
+    /// [`acquire`](Self::acquire) as a future, which knows no runtime and takes no thread. Cancel safe: a permit is taken
+    /// in the very poll that answers with it.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), without `Deadlock`.
+    #[cfg(feature = "tokio")]
+    pub async fn acquire_async(&self) -> Result<Permit> {
+        // Not the thread's: the task may go on in another one.
+        let take = || self.take(0);
+        let taken = crate::primitive::obtain_async(&self.object, EVENT, ACQUIRING, take).await?;
+        Ok(self.permit(0, taken))
+    }
+
+    fn take(&self, tag: u32) -> Result<(usize, Option<Left>), Option<Owner>> {
         let object = &self.object;
-        let me = object.arena().me();
-        let (index, left) = obtain(
-            object,
-            EVENT,
-            deadline,
-            "acquiring a permit",
-            || match object.permits(0).acquire(me, tag, 0) {
-                Acquired::At { index, left } => Ok((index, left)),
-                Acquired::Busy(owner) => Err(owner),
-            },
-        )?;
+        match object.permits(0).acquire(object.arena().me(), tag, 0) {
+            Acquired::At { index, left } => Ok((index, left)),
+            Acquired::Busy(owner) => Err(owner),
+        }
+    }
+
+    fn permit(&self, tag: u32, (index, left): (usize, Option<Left>)) -> Permit {
         shm_core::failpoint!("semaphore.acquired");
-        Ok(Permit {
-            object: object.clone(),
+        Permit {
+            object: self.object.clone(),
             index,
             tag,
             left,
-        })
+        }
     }
 
     /// How many permits there are to take now.
@@ -257,6 +273,15 @@ impl BoundedSemaphore {
     /// As there.
     pub fn acquire_timeout(&self, timeout: Duration) -> Result<Permit> {
         self.semaphore().acquire_timeout(timeout)
+    }
+
+    /// As [`Semaphore::acquire_async`].
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(feature = "tokio")]
+    pub async fn acquire_async(&self) -> Result<Permit> {
+        self.semaphore().acquire_async().await
     }
 
     /// As [`Semaphore::available`].

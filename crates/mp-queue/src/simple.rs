@@ -68,4 +68,22 @@ impl<T: Serialize + DeserializeOwned> SimpleQueue<T> {
     pub fn get(&self) -> Result<T> {
         self.0.get()
     }
+
+    /// As [`Queue::put_async`].
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(feature = "tokio")]
+    pub async fn put_async(&self, value: T) -> Result<(), PutError<T>> {
+        self.0.put_async(value).await
+    }
+
+    /// As [`Queue::get_async`].
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(feature = "tokio")]
+    pub async fn get_async(&self) -> Result<T> {
+        self.0.get_async().await
+    }
 }

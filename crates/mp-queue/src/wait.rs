@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::holder;
 
 /// Longest sleep between two looks.
-const SLICE: Duration = Duration::from_millis(500);
+pub(crate) const SLICE: Duration = Duration::from_millis(500);
 /// A wait that is longer is reported once; see [`set_long_wait`].
 static LONG_MS: AtomicU64 = AtomicU64::new(10_000);
 /// Bounds of the time spent spinning: about one wake across cores, and next to nothing.
@@ -247,16 +247,20 @@ fn park<R, E: From<Error>>(
 
 /// Sleeps until somebody notifies event `event` of `object` after `registered`, or the deadline is over (`false`). For
 /// what has no state of its own to look at; `attempt` may end the wait with an answer.
-pub(crate) fn wait_signal<R>(
+///
+/// # Errors
+/// The answer; `Deadlock` where there is no deadline and nobody can notify any more.
+pub(crate) fn wait_signal<E: From<Error>>(
     object: &Object,
-    event: u64,
+    index: u64,
     registered: Registered,
     deadline: Deadline,
-    mut attempt: impl FnMut() -> Option<R>,
-) -> Result<bool, R> {
+    mut attempt: impl FnMut() -> Option<E>,
+) -> Result<bool, E> {
     object.arena().watch();
     let mut patience = Patience::new(object);
-    let event = object.event(event);
+    let mut for_ever = (deadline == Deadline::Never).then(|| Waiting::begin(object.arena()));
+    let event = object.event(index);
     let end = loop {
         if let Some(answer) = attempt() {
             break Err(answer);
@@ -266,12 +270,22 @@ pub(crate) fn wait_signal<R>(
             break Ok(false);
         }
         object.arena().recorder().waiting_for(object);
+        if let Some(waiting) = &mut for_ever {
+            waiting.on(WaitFor::Change {
+                object,
+                event: index,
+                seq: registered.seq,
+            });
+        }
         let slice = patience.slice();
         let parked = event.park(registered.seq, left.map_or(slice, |left| left.min(slice)));
         if parked == Parked::Woken {
             break Ok(true);
         }
         object.arena().bury_the_dead();
+        if let Some(deadlock) = for_ever.as_mut().and_then(Waiting::look) {
+            break Err(Error::deadlock(deadlock).into());
+        }
         patience.tell(None);
     };
     event.unregister(registered);
@@ -280,14 +294,14 @@ pub(crate) fn wait_signal<R>(
 }
 
 /// How long a wait has lasted, and whether it was told.
-struct Patience<'a> {
+pub(crate) struct Patience<'a> {
     object: &'a Object,
     since: Instant,
     told: bool,
 }
 
 impl<'a> Patience<'a> {
-    fn new(object: &'a Object) -> Self {
+    pub(crate) fn new(object: &'a Object) -> Self {
         let since = Instant::now();
         Self {
             object,
@@ -301,7 +315,7 @@ impl<'a> Patience<'a> {
         if self.told { SLICE } else { SLICE.min(long()) }
     }
 
-    fn tell(&mut self, holder: Option<Owner>) {
+    pub(crate) fn tell(&mut self, holder: Option<Owner>) {
         let waited = self.since.elapsed();
         if self.told || waited < long() {
             return;

@@ -88,6 +88,12 @@ impl<'a, M: Memory> Event<'a, M> {
         Self { seq, waiters }
     }
 
+    /// Tells this event from all others of this process: where its word is.
+    #[must_use]
+    pub fn key(&self) -> usize {
+        core::ptr::from_ref(self.seq).addr()
+    }
+
     /// How many notifications there have been, as far as anyone was there to be told.
     #[must_use]
     pub fn seq(&self) -> u32 {

@@ -31,12 +31,14 @@ pub mod cells;
 mod chunk;
 mod class;
 pub mod clock;
+pub mod crowd;
 pub mod deadlock;
 pub mod descriptor;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 pub mod error;
 pub mod event;
+pub mod exit;
 pub mod failure;
 mod heap;
 mod held;
@@ -67,6 +69,8 @@ pub mod strategy;
 pub mod sync;
 pub mod tensor;
 pub mod transfer;
+pub mod turn;
+pub mod vigil;
 mod watcher;
 pub mod word;
 

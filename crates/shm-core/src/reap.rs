@@ -242,7 +242,11 @@ impl Reaper<AtomicU64> for Dropper<'_> {
     }
 
     fn free_last(&self, line: u64, generation: u64) -> bool {
-        held::free_last(self.arena, line, generation)
+        let freed = held::free_last(self.arena, line, generation);
+        if freed {
+            object::count_dead_consumer(self.arena, line);
+        }
+        freed
     }
 
     fn after_free(&self, line: u64, meta: u64) {
@@ -250,6 +254,7 @@ impl Reaper<AtomicU64> for Dropper<'_> {
     }
 
     fn release_unrecorded(&self, line: u64, generation: u64) {
+        object::count_dead_consumer(self.arena, line);
         held::release_unrecorded(self.arena, line, generation);
     }
 }

@@ -27,6 +27,7 @@ use crate::link::take_unreported;
 use crate::outcome::{Outcome, tell};
 use crate::panic;
 use crate::text::executable_memory;
+use crate::typed::Carried;
 
 /// What a descriptor begins and ends with: numbers that mean nothing and occur nowhere else with three pointers between.
 const BEGIN: u64 = 0x6d70_a54c_91e3_7f0d;
@@ -266,6 +267,8 @@ pub enum Failure {
         chain: Vec<String>,
         /// The backtrace that the error carried, if any.
         backtrace: Option<String>,
+        /// The error itself, if it is [`Typed`](crate::Typed).
+        typed: Option<Carried>,
     },
     /// It panicked, and the panic was caught.
     Panicked {
@@ -295,6 +298,7 @@ pub fn attempt<R: Outcome>(f: impl FnOnce() -> R) -> Result<R::Value, Failure> {
         Ok(Err(told)) => Err(Failure::Raised {
             chain: told.chain,
             backtrace: told.backtrace,
+            typed: told.typed.map(Carried),
         }),
         Err(payload) => {
             let noted = panic::caught(payload);

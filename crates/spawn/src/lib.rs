@@ -147,4 +147,4 @@ pub use signals::Signals;
 pub use story::Phase;
 #[doc(hidden)]
 pub use testing::init_in as __init_in;
-pub use typed::Typed;
+pub use typed::{Carried, Typed};

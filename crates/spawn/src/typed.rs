@@ -4,8 +4,8 @@ use std::any::type_name;
 use std::error::Error as StdError;
 use std::fmt;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::error::BoxError;
 use crate::frame::TEXT;
@@ -95,6 +95,18 @@ pub(crate) fn uncovered<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn Std
     match error.downcast_ref::<Carrier>() {
         Some(carrier) => carrier.error.as_ref(),
         None => error,
+    }
+}
+
+/// An error on its way home: the name of its type, and its bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried(pub(crate) (String, Vec<u8>));
+
+impl Carried {
+    /// The error, if it is of exactly this type.
+    #[must_use]
+    pub fn open<E: DeserializeOwned>(&self) -> Option<E> {
+        open(&self.0)
     }
 }
 

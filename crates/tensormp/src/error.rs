@@ -34,6 +34,13 @@ impl<T> From<mp_queue::PutError<T>> for Error {
     }
 }
 
+/// The guard of a poisoned lock is let go; to keep it, look at the error before.
+impl<G> From<mp_queue::LockError<G>> for Error {
+    fn from(error: mp_queue::LockError<G>) -> Self {
+        Self::Queue(error.into())
+    }
+}
+
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         Self::Other(error.into())

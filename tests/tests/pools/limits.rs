@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_task_of_a_thread_cannot_submit_to_a_pool,
     waiting_costs_no_cpu,
     a_task_that_waits_for_its_caller_is_told_as_a_deadlock,
+    all_threads_that_wait_on_one_pool_are_told_of_a_deadlock,
     a_long_task_is_no_deadlock,
 ];
 
@@ -141,6 +142,24 @@ fn a_task_that_waits_for_its_caller_is_told_as_a_deadlock() {
     let text = error.to_string();
     assert!(text.contains("deadlock"), "{text}");
     drop(to);
+}
+
+fn all_threads_that_wait_on_one_pool_are_told_of_a_deadlock() {
+    fn gets(from: Receiver<u32>) -> tensormp::Result<u32> {
+        Ok(from.get()?)
+    }
+    let pool = Pool::new(2).unwrap();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| pool.call(gets, from.clone()).unwrap_err());
+        }
+        let error = pool.call(gets, from.clone()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("deadlock"), "{text}");
+        // From here on this thread waits for nothing that anybody could see.
+        drop(to);
+    });
 }
 
 fn a_long_task_is_no_deadlock() {

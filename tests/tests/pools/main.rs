@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 mod deaths;
 mod ends;
+mod hostile;
 mod limits;
 mod maps;
 mod steps;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
         deaths::TESTS,
         limits::TESTS,
         steps::TESTS,
+        hostile::TESTS,
     ];
     integration_tests::main_with_scenes(&suites.concat(), steps::SCENES)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use integration_tests::Test;
 use tensormp::mp_queue::ErrorKind;
 use tensormp::prelude::*;
+use tensormp::spawn_api::Typed;
 
 use crate::workers::{Workers, with_both};
 
@@ -15,6 +16,7 @@ pub(crate) const TESTS: &[Test] = with_both![
     tensors_in_and_out_are_handles,
     errors_travel_as_data,
     an_error_type_that_nobody_else_knows_comes_home_as_its_texts,
+    a_typed_error_comes_home_as_itself,
     a_panic_fails_its_task_only_and_the_worker_lives_on,
     arguments_that_cannot_be_sent_come_back_with_the_reason,
     a_result_that_cannot_be_sent_is_an_error_and_hangs_nobody,
@@ -109,6 +111,43 @@ fn an_error_type_that_nobody_else_knows_comes_home_as_its_texts<W: Workers>() {
         chain[..],
         ["the label cannot be read", "invalid digit found in string"]
     );
+}
+
+#[derive(Clone, PartialEq, Debug, thiserror::Error, serde::Serialize, serde::Deserialize)]
+#[error("{bytes} bytes are too many for {name}")]
+struct TooLarge {
+    bytes: u64,
+    name: String,
+}
+
+fn a_typed_error_comes_home_as_itself<W: Workers>() {
+    fn load(bytes: u64) -> Result<u64, Typed<TooLarge>> {
+        if bytes > 100 {
+            let name = "the model".to_owned();
+            Err(TooLarge { bytes, name })?;
+        }
+        Ok(bytes)
+    }
+    let pool = W::pool(2);
+    let expected = TooLarge {
+        bytes: 200,
+        name: "the model".to_owned(),
+    };
+    let error = pool.call(load, 200).unwrap_err();
+    assert_eq!(error.downcast::<TooLarge>(), Some(expected.clone()));
+    assert_eq!(error.downcast::<String>(), None, "only as what it is");
+    assert!(
+        error.to_string().contains("200 bytes are too many"),
+        "{error}"
+    );
+    let error = pool.call(|_: ()| Err::<(), _>("plain"), ()).unwrap_err();
+    assert_eq!(error.downcast::<TooLarge>(), None);
+    // Each of a chunk by itself.
+    let outcomes = pool.map(load, [1, 200, 3]).unwrap().chunk(3);
+    let errors: Vec<_> = outcomes
+        .map(|outcome| outcome.err().and_then(|error| error.downcast()))
+        .collect();
+    assert_eq!(errors, [None, Some(expected), None]);
 }
 
 fn a_panic_fails_its_task_only_and_the_worker_lives_on<W: Workers>() {

@@ -12,6 +12,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_queue_that_one_process_closes_is_closed_for_all,
     a_sender_that_is_killed_ends_its_receiver_with_the_cause,
     a_receiver_that_is_killed_ends_its_sender_with_the_cause,
+    a_queue_counts_the_consumers_that_died_with_it,
     a_get_that_others_could_serve_ends_when_a_process_is_killed,
     a_lane_ends_when_the_other_end_is_killed,
     messages_of_a_process_that_is_killed_later_still_arrive,
@@ -123,6 +124,40 @@ fn a_receiver_that_is_killed_ends_its_sender_with_the_cause() {
     };
     killed(error.kind(), context.pids()[0]);
     assert_eq!(error.into_value().unwrap().as_slice(), [4; 9]);
+}
+
+fn a_queue_counts_the_consumers_that_died_with_it() {
+    fn takes(_rank: usize, (from, dies): (Receiver<Tensor<u8>>, bool)) -> tensormp::Result<()> {
+        let _kept = from.get()?;
+        if dies {
+            kill(std::process::id());
+        }
+        Ok(())
+    }
+    fn puts_and_dies(_rank: usize, to: Sender<Tensor<u8>>) -> tensormp::Result<()> {
+        to.put(Tensor::full(9, 1)?)?;
+        kill(std::process::id());
+        Ok(())
+    }
+    integration_tests::allow_leaks(4);
+    let (sender, receiver) = Queue::bounded(8).unwrap().split();
+    for number in 0..5 {
+        sender.put(Tensor::full(9, number).unwrap()).unwrap();
+    }
+    // The last one to go has nothing left in hand.
+    for dies in [true, true, true, false] {
+        let mut context = spawn(takes, (receiver.clone(), dies), 1).unwrap();
+        assert_eq!(context.join().is_err(), dies);
+    }
+    let mut context = spawn(puts_and_dies, sender.clone(), 1).unwrap();
+    assert!(context.join().is_err());
+    while Arena::current().unwrap().stats().participants > 1 {
+        Arena::current().unwrap().bury_the_dead();
+    }
+    let stats = receiver.stats();
+    assert_eq!((stats.put, stats.got), (6, 4));
+    assert_eq!(stats.dead_consumers, 3);
+    assert_eq!(receiver.len(), 2);
 }
 
 fn a_get_that_others_could_serve_ends_when_a_process_is_killed() {

@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 
 mod ends;
+mod fairness;
+mod hostile;
 mod locks;
 mod memory;
 mod refusals;
@@ -23,6 +25,8 @@ fn main() -> ExitCode {
         locks::TESTS,
         tasks::TESTS,
         together::TESTS,
+        fairness::TESTS,
+        hostile::TESTS,
     ];
     integration_tests::main(&suites.concat())
 }

@@ -91,6 +91,11 @@ impl Suite {
                     .into_iter()
                     .map(|work| Case::task(Pooled(work)))
                     .collect();
+                cases.push(Case::task(Peer {
+                    order: "call",
+                    name: "procspawn call",
+                    metric: "task_ns",
+                }));
                 cases.push(Case::task(PythonCall));
                 cases
             }
@@ -152,7 +157,13 @@ fn starts() -> Vec<Case> {
             floor: Some(Box::new(start(Way::Again, false))),
         }));
     }
-    let peer = |name, order| Box::new(Peer { order, name });
+    let peer = |name, order| {
+        Box::new(Peer {
+            order,
+            name,
+            metric: "start_to_joined_ns",
+        })
+    };
     cases.push(Case {
         subject: peer("procspawn", "procspawn"),
         floor: Some(peer("run again, peer", "floor")),

@@ -111,6 +111,7 @@ impl Subject for Carried {
             u64::from(std::process::id()),
             NEXT.fetch_add(1, Ordering::Relaxed),
         ];
+        sweep(Path::new(MEMORY));
         let folder = folder(&words);
         std::fs::create_dir(&folder)?;
         let link = || Link {
@@ -141,10 +142,32 @@ impl Subject for Carried {
     }
 }
 
+const MEMORY: &str = "/dev/shm";
+/// What the names of folders begin with; the process that made one comes next.
+const NAME: &str = "tensormp_bench_";
+
 /// Where both sides find each other, in memory.
 fn folder(words: &[u64]) -> PathBuf {
     let words: Vec<String> = words.iter().map(u64::to_string).collect();
-    Path::new("/dev/shm").join(format!("tensormp_bench_{}", words.join("_")))
+    Path::new(MEMORY).join(format!("{NAME}{}", words.join("_")))
+}
+
+/// Removes what benchmarks have left whose process was killed before it could.
+fn sweep(memory: &Path) {
+    for entry in std::fs::read_dir(memory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let maker = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(NAME))
+            .and_then(|rest| rest.split('_').next())
+            .and_then(|pid| pid.parse::<u32>().ok());
+        if let Some(maker) = maker
+            && !Path::new("/proc").join(maker.to_string()).exists()
+        {
+            let path = entry.path();
+            let _ = std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path));
+        }
+    }
 }
 
 /// What the two programs leave, since they are killed: the folder, and what lies beside it under names that begin like it.
@@ -174,5 +197,30 @@ struct Carrying(Program);
 impl End for Carrying {
     fn run(&mut self, samples: usize) -> Result<Vec<u64>> {
         self.0.order(&format!("{samples} {ROUND_TRIPS}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_benchmark_left_is_swept_and_what_runs_is_left_alone() {
+        let memory = tempfile::tempdir().unwrap();
+        let path = |name: &str| memory.path().join(name);
+        // No process has a number beyond the largest that the system gives out.
+        let (gone, here) = (u32::MAX, std::process::id());
+        std::fs::create_dir(path(&format!("{NAME}{gone}_0"))).unwrap();
+        std::fs::write(path(&format!("{NAME}{gone}_0/inside")), "").unwrap();
+        std::fs::write(path(&format!("{NAME}{gone}_0service")), "").unwrap();
+        std::fs::create_dir(path(&format!("{NAME}{here}_0"))).unwrap();
+        std::fs::write(path("somebody's"), "").unwrap();
+        sweep(memory.path());
+        let mut left: Vec<_> = std::fs::read_dir(memory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["somebody's".to_owned(), format!("{NAME}{here}_0")]);
     }
 }

@@ -145,12 +145,14 @@ fn touch() -> Result<Vec<u8>> {
     Ok(touched)
 }
 
-/// Starting a process by another crate, in a program of its own, which no other build needs.
+/// Starting a process, or calling a pool, by another crate, in a program of its own, which no other build needs.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Peer {
     /// What it is called, and ordered by.
     pub(crate) order: &'static str,
     pub(crate) name: &'static str,
+    /// What a time is called.
+    pub(crate) metric: &'static str,
 }
 
 impl Subject for Peer {
@@ -159,7 +161,7 @@ impl Subject for Peer {
     }
 
     fn metric(&self) -> &'static str {
-        "start_to_joined_ns"
+        self.metric
     }
 
     fn batch(&self) -> usize {

@@ -109,7 +109,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "bytes seen as elements, which any bytes are",
     ),
     (
-        "crates/shm-core/src/strategy/file_system/exit.rs",
+        "crates/shm-core/src/exit.rs",
         "registers the exit handler by which the last process removes a named arena",
     ),
     (

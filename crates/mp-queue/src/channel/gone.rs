@@ -1,6 +1,7 @@
 //! Why nobody is left on the other side, as far as that was said.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use shm_core::failure::PeerFailure;
 
@@ -10,11 +11,19 @@ use crate::wait::{Deadline, WaitPolicy, wait};
 
 impl Channel {
     pub(super) fn why_drained(&self) -> Error {
-        // A holder that died may have been about to put: say why it died rather than that all is well.
-        let died = self.object.bereaved().is_some() && self.object.supervisor().is_some();
-        if died || self.object.failure().is_some() {
+        if self.says_more_than_drained() {
             return self.why_gone(PRODUCERS, "waiting for a message");
         }
+        self.drained()
+    }
+
+    /// Whether a holder that died may have been about to put: then say why it died rather than that all is well.
+    pub(super) fn says_more_than_drained(&self) -> bool {
+        let died = self.object.bereaved().is_some() && self.object.supervisor().is_some();
+        died || self.object.failure().is_some()
+    }
+
+    pub(super) fn drained(&self) -> Error {
         Error::new(
             ErrorKind::Closed,
             format!("{} is closed and empty", self.object),
@@ -24,31 +33,12 @@ impl Channel {
     /// Why nobody is left on side `end`. Where a supervisor is about to say why, it is given a moment.
     #[cold]
     pub fn why_gone(&self, end: u64, doing: &str) -> Error {
-        let said = || {
-            self.object
-                .failure()
-                .map(|failure| Error::peer_failed(failure, doing))
-        };
-        let departed = || {
-            let (rank, pid) = self.object.departed().filter(|_| end == CONSUMERS)?;
-            let cause = "returned, and with it went the last receiver of the queue".into();
-            Some(Error::peer_failed(
-                PeerFailure {
-                    rank,
-                    pid,
-                    name: String::new(),
-                    cause,
-                },
-                doing,
-            ))
-        };
-        if let Some(error) = said() {
+        if let Some(error) = self.said(doing) {
             return error;
         }
         // What is known about a death may come to be known only during the first wait.
         for patience in [CAUSE_PATIENCE, DEATH_PATIENCE] {
-            let worth_it = patience == CAUSE_PATIENCE || self.object.bereaved().is_some();
-            if !worth_it || self.object.supervisor().is_none() {
+            if !self.is_worth_waiting(patience) {
                 break;
             }
             let patience = Deadline::after(patience);
@@ -60,12 +50,59 @@ impl Channel {
                 patience,
                 &Cell::new(None),
                 || true,
-                |_| said().or_else(departed).map(Err::<(), _>),
+                |_| {
+                    let said = self.said(doing).or_else(|| self.departed(end, doing));
+                    said.map(Err::<(), _>)
+                },
             );
             if let Some(Err(error)) = answer {
                 return error;
             }
         }
+        self.nothing_said(end, doing)
+    }
+
+    /// As [`why_gone`](Self::why_gone) for who has waited so long already; `None`: wait a bit longer.
+    #[cfg(feature = "tokio")]
+    pub(super) fn why_gone_after(&self, end: u64, doing: &str, waited: Duration) -> Option<Error> {
+        if let Some(error) = self.said(doing) {
+            return Some(error);
+        }
+        let patience = match waited < CAUSE_PATIENCE {
+            true => CAUSE_PATIENCE,
+            false => DEATH_PATIENCE,
+        };
+        if self.is_worth_waiting(patience) && waited < CAUSE_PATIENCE + DEATH_PATIENCE {
+            return self.departed(end, doing);
+        }
+        Some(self.nothing_said(end, doing))
+    }
+
+    /// Whether a supervisor may still say something, for that long.
+    fn is_worth_waiting(&self, patience: Duration) -> bool {
+        let known = patience == CAUSE_PATIENCE || self.object.bereaved().is_some();
+        known && self.object.supervisor().is_some()
+    }
+
+    fn said(&self, doing: &str) -> Option<Error> {
+        let failure = self.object.failure()?;
+        Some(Error::peer_failed(failure, doing))
+    }
+
+    fn departed(&self, end: u64, doing: &str) -> Option<Error> {
+        let (rank, pid) = self.object.departed().filter(|_| end == CONSUMERS)?;
+        let cause = "returned, and with it went the last receiver of the queue".into();
+        let failure = PeerFailure {
+            rank,
+            pid,
+            name: String::new(),
+            cause,
+        };
+        Some(Error::peer_failed(failure, doing))
+    }
+
+    /// Nobody said why in time.
+    fn nothing_said(&self, end: u64, doing: &str) -> Error {
         if let Some(pid) = self.object.bereaved() {
             let cause = "died while it held the queue".into();
             return Error::peer_failed(

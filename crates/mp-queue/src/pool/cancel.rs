@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use shm_core::turn::Revoked;
+
 use super::crew::{Crew, State, Worker, cancelled};
-use super::link::Revoked;
 use super::sink::Sink;
 
 impl Crew {
     /// Cancels the request of this number and sink. `false` when it is done, or cannot be stopped any more.
     pub(super) fn cancel(&self, task: u64) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         self.turn(&mut state);
         if let Some(at) = state.queue.iter().position(|request| request.task == task) {
             if let Some(request) = state.queue.remove(at) {
@@ -42,7 +43,7 @@ impl Crew {
 
     /// Gives up on all requests of a sink that were not begun; what runs is left alone, and nobody hears of it.
     pub(super) fn abandon(&self, sink: &Arc<Sink>) {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let State { queue, workers, .. } = &mut *state;
         queue.retain(|request| !Arc::ptr_eq(&request.sink, sink));
         for worker in workers {

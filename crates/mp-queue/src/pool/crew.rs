@@ -18,6 +18,7 @@ use shm_core::object::Object;
 
 use super::launcher::{End, Launcher, Running};
 use super::link::{DEPTH, Form, Link, Told};
+use super::locked::Wakers;
 use super::sink::{Arrived, Sink};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::WaitPolicy;
@@ -49,7 +50,9 @@ pub(super) struct Crew {
     pub(super) bell: Object,
     pub(super) launcher: Box<dyn Launcher>,
     pub(super) options: Options,
+    /// See [`lock`](Self::lock).
     pub(super) state: Mutex<State>,
+    pub(super) told: Arc<Wakers>,
     /// Where the keeper sleeps.
     pub(super) keeper: Condvar,
     next_task: AtomicU64,
@@ -83,6 +86,8 @@ pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) leader: Leader,
     pub(super) crashes: Crashes,
+    /// Tasks that futures wait for: the keeper leads where no thread does.
+    pub(super) awaited: usize,
     /// Where threads sleep that wait and do not lead.
     pub(super) followers: VecDeque<Arc<Condvar>>,
     /// How long a task takes, in nanoseconds, averaged over the last ones; 0 before the first.
@@ -164,6 +169,7 @@ impl State {
             phase: Phase::Open,
             leader: Leader::Nobody,
             crashes: Crashes::default(),
+            awaited: 0,
             followers: VecDeque::new(),
             pace: 0,
         }
@@ -176,7 +182,8 @@ impl State {
 
     /// Whether it is the keeper who has to lead.
     pub(super) fn is_leaderless(&self) -> bool {
-        self.leader == Leader::Nobody && self.followers.is_empty() && !self.queue.is_empty()
+        let needs_one = !self.queue.is_empty() || self.awaited > 0;
+        self.leader == Leader::Nobody && self.followers.is_empty() && needs_one
     }
 
     pub(super) fn wake_a_follower(&self) -> bool {
@@ -206,6 +213,7 @@ impl Crew {
             launcher,
             options,
             state: Mutex::new(State::new()),
+            told: Arc::default(),
             keeper: Condvar::new(),
             next_task: AtomicU64::new(0),
             next_worker: AtomicU64::new(0),
@@ -231,7 +239,7 @@ impl Crew {
                  other; return what is left to do, and submit it outside",
             ));
         }
-        match self.state.lock().phase {
+        match self.lock().phase {
             Phase::Open => Ok(()),
             _ => Err(closed()),
         }
@@ -250,7 +258,7 @@ impl Crew {
 
     /// Gives requests to workers, or keeps them until there is one.
     pub(super) fn submit(&self, requests: impl IntoIterator<Item = Request>) {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.queue.extend(requests);
         self.dispatch(&mut state);
         self.tell_the_keeper(&state);
@@ -258,9 +266,8 @@ impl Crew {
 
     /// Wakes the keeper if there is something to do for it.
     pub(super) fn tell_the_keeper(&self, state: &State) {
-        if !state.queue.is_empty()
-            && (state.is_leaderless() || state.workers.len() < self.options.workers)
-        {
+        let is_short = !state.queue.is_empty() && state.workers.len() < self.options.workers;
+        if is_short || state.is_leaderless() {
             self.keeper.notify_all();
         }
     }

@@ -105,6 +105,7 @@ fn raised(text: String) -> Failure {
     Failure::Raised {
         chain: vec![text],
         backtrace: None,
+        typed: None,
     }
 }
 

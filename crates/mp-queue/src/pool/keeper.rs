@@ -5,7 +5,6 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::MutexGuard;
 use shm_core::deadlock::Servant;
 
 use super::crew::{Crew, Flight, Leader, Phase, Request, State, Worker, closed};
@@ -37,7 +36,7 @@ pub(super) fn keep(crew: &Arc<Crew>) {
             Chore::Bury(id, end) => bury(crew, id, &end),
             Chore::Launch => {
                 if let Err(error) = launch(crew) {
-                    let mut state = crew.state.lock();
+                    let mut state = crew.lock();
                     crew.crashed(&mut state, Cause::of(error.to_string()));
                     crew.dispatch(&mut state);
                 }
@@ -49,8 +48,9 @@ pub(super) fn keep(crew: &Arc<Crew>) {
 }
 
 fn next_chore(crew: &Crew) -> Chore {
-    let mut state = crew.state.lock();
+    let mut state = crew.lock();
     loop {
+        state.wake_told();
         if let Some((id, end)) = state.ended.pop_front() {
             return Chore::Bury(id, end);
         }
@@ -65,9 +65,9 @@ fn next_chore(crew: &Crew) -> Chore {
         }
         match crew.retire(&mut state) {
             Some(at) => {
-                let _ = crew.keeper.wait_until(&mut state, at);
+                let _ = crew.keeper.wait_until(&mut state.guard, at);
             }
-            None => crew.keeper.wait(&mut state),
+            None => crew.keeper.wait(&mut state.guard),
         }
     }
 }
@@ -75,7 +75,7 @@ fn next_chore(crew: &Crew) -> Chore {
 /// Takes replies and gives out requests for as long as nobody else does.
 fn lead(crew: &Crew) {
     {
-        let mut state = crew.state.lock();
+        let mut state = crew.lock();
         if !state.is_leaderless() {
             return;
         }
@@ -90,17 +90,17 @@ fn lead(crew: &Crew) {
         &Cell::new(None),
         || true,
         |_| {
-            let mut state = crew.state.lock();
+            let mut state = crew.lock();
             crew.turn(&mut state);
             let over = state.leader != Leader::Keeper
-                || state.queue.is_empty()
+                || (state.queue.is_empty() && state.awaited == 0)
                 || !state.ended.is_empty()
                 || state.phase == Phase::Closed
                 || crew.lacks_a_worker(&state);
             over.then_some(Ok(()))
         },
     );
-    let mut state = crew.state.lock();
+    let mut state = crew.lock();
     if state.leader == Leader::Keeper {
         state.leader = Leader::Nobody;
     }
@@ -110,7 +110,7 @@ fn lead(crew: &Crew) {
 pub(super) fn launch(crew: &Arc<Crew>) -> Result<()> {
     let options = &crew.options;
     let (rank, id) = {
-        let state = crew.state.lock();
+        let state = crew.lock();
         let rank = (0..)
             .find(|&rank| state.workers.iter().all(|worker| worker.rank != rank))
             .unwrap_or(0);
@@ -127,7 +127,7 @@ pub(super) fn launch(crew: &Arc<Crew>) -> Result<()> {
     let told = Box::new(move |end| {
         // A pool that is gone has looked after its workers itself.
         if let Some(crew) = crew_of_hook.upgrade() {
-            crew.state.lock().ended.push_back((id, end));
+            crew.lock().ended.push_back((id, end));
             crew.keeper.notify_all();
             // The leader may be the keeper.
             ring(&crew.bell);
@@ -135,7 +135,7 @@ pub(super) fn launch(crew: &Arc<Crew>) -> Result<()> {
     });
     let name = format!("{}.{rank}", options.name);
     let running = crew.launcher.launch(name, ends, told)?;
-    let mut state = crew.state.lock();
+    let mut state = crew.lock();
     state.workers.push(Worker {
         id,
         rank,
@@ -159,7 +159,7 @@ pub(super) fn launch(crew: &Arc<Crew>) -> Result<()> {
 fn bury(crew: &Crew, id: u64, end: &End) {
     let until = Instant::now() + REAPING;
     loop {
-        let mut state = crew.state.lock();
+        let mut state = crew.lock();
         let Some(at) = state.workers.iter().position(|worker| worker.id == id) else {
             return;
         };
@@ -325,7 +325,7 @@ impl Crew {
 
     /// Takes no more tasks, and gives up what is not finished. Gives the workers, to be ended.
     pub(super) fn close(&self) -> Vec<Worker> {
-        let mut state: MutexGuard<'_, State> = self.state.lock();
+        let mut state = self.lock();
         state.phase = Phase::Closed;
         self.turn(&mut state);
         let mut workers = std::mem::take(&mut state.workers);

@@ -3,14 +3,16 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, MutexGuard};
+use parking_lot::Condvar;
 
+use shm_core::deadlock::{WaitFor, Waiting};
 use shm_core::object::Object;
 
 use super::crew::{Crew, Leader, State};
+use super::locked::Locked;
 use super::sink::Sink;
 use crate::error::Result;
-use crate::wait::{Deadline, wait};
+use crate::wait::{Deadline, SLICE, wait};
 
 impl Crew {
     /// Waits until `done` gives something, leading or following; `None` when the deadline is over. A follower looks when
@@ -24,7 +26,7 @@ impl Crew {
         sink: Option<&Sink>,
         mut done: impl FnMut(&mut State) -> Option<T>,
     ) -> Option<Result<T>> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         loop {
             self.turn(&mut state);
             if let Some(answer) = done(&mut state) {
@@ -53,7 +55,7 @@ impl Crew {
                     &Cell::new(None),
                     || watched.iter().any(|lane| lane.lookout(0).glance()),
                     |_| {
-                        let mut state = self.state.lock();
+                        let mut state = self.lock();
                         self.turn(&mut state);
                         done(&mut state).map(Ok)
                     },
@@ -63,7 +65,7 @@ impl Crew {
                     // A worker that is being replaced is not there to be seen.
                     Some(Err(error)) if self.is_in_motion() => {
                         tracing::debug!(%error, "not so: a worker is being replaced");
-                        state = self.state.lock();
+                        state = self.lock();
                         continue;
                     }
                     answer => return answer,
@@ -79,13 +81,13 @@ impl Crew {
 
     /// Whether workers end or are started.
     fn is_in_motion(&self) -> bool {
-        let state = self.state.lock();
+        let state = self.lock();
         !state.ended.is_empty() || self.lacks_a_worker(&state)
     }
 
     fn follow<T>(
         &self,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut Locked<'_>,
         deadline: Deadline,
         sink: Option<&Sink>,
         done: &mut impl FnMut(&mut State) -> Option<T>,
@@ -95,15 +97,10 @@ impl Crew {
         if let Some(sink) = sink {
             sink.set_waiter(Some(Arc::clone(&place)));
         }
+        let mut late = false;
+        let mut noted: Option<Waiting> = None;
         let followed = loop {
-            let late = match deadline {
-                Deadline::At(at) => place.wait_until(state, at).timed_out(),
-                Deadline::Never => {
-                    place.wait(state);
-                    false
-                }
-                Deadline::Now => true,
-            };
+            state.wake_told();
             if let Some(answer) = done(state) {
                 break Followed::Done(answer);
             }
@@ -113,6 +110,23 @@ impl Crew {
             if state.leader != Leader::Caller {
                 break Followed::Lead;
             }
+            late = match deadline {
+                Deadline::At(at) => place.wait_until(&mut state.guard, at).timed_out(),
+                Deadline::Never => {
+                    if place.wait_for(&mut state.guard, SLICE).timed_out() {
+                        // The leader looks for a deadlock; this thread must not seem to do something else.
+                        let seq = self.bell.event(0).seq();
+                        let noted = noted.get_or_insert_with(|| Waiting::begin(&self.arena));
+                        noted.on(WaitFor::Change {
+                            object: &self.bell,
+                            event: 0,
+                            seq,
+                        });
+                    }
+                    false
+                }
+                Deadline::Now => true,
+            };
         };
         state.followers.retain(|other| !Arc::ptr_eq(other, &place));
         if let Some(sink) = sink {
@@ -143,7 +157,7 @@ struct Lead<'a>(&'a Crew);
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
+        let mut state = self.0.lock();
         state.leader = Leader::Nobody;
         self.0.offer_the_lead(&state);
     }

@@ -4,13 +4,13 @@
 //! requests' object also has a word for each place in the lane, its *turn*: the worker takes the turn before it begins,
 //! the pool revokes it to cancel, and one compare-and-swap decides who came first.
 
-use std::sync::atomic::Ordering;
-
 use serde::{Deserialize, Serialize};
 use shm_core::arena::Arena;
 use shm_core::message::{Incoming, Outgoing};
 use shm_core::object::{Array, LaneEnd, Object, ObjectKind};
+use shm_core::sync::Shared;
 use shm_core::transfer::{Get, Put};
+use shm_core::turn::{Found, Revoked, Turn};
 use spawn::Function;
 
 use super::job::Job;
@@ -119,7 +119,7 @@ pub(super) fn connect(arena: &Arena, bell: &Object, orders: Orders) -> Result<(L
         lane(counters::WORDS)?,
     );
     for position in 0..DEPTH as u64 {
-        turn_of(&requests, position).store(turn(position, OPEN), Ordering::Relaxed);
+        turn_of(&requests, position).init(position);
     }
     let link = Link {
         requests: requests.lane_end(PRODUCERS)?,
@@ -167,27 +167,12 @@ impl Link {
 
     /// Takes the turn of the request at `position` away, unless the worker has begun. The worker will pass it over.
     pub(super) fn revoke(&self, position: u64) -> Revoked {
-        self.take_turn(position, REVOKED)
+        turn_of(self.requests.object(), position).revoke(position)
     }
 
     /// As [`revoke`](Self::revoke), but the worker will leave rather than take the request.
     pub(super) fn halt(&self, position: u64) -> Revoked {
-        self.take_turn(position, HALTED)
-    }
-
-    fn take_turn(&self, position: u64, state: u64) -> Revoked {
-        let word = turn_of(self.requests.object(), position);
-        // Acquire and release on both sides: whoever comes second sees what the first one did before.
-        match word.compare_exchange(
-            turn(position, OPEN),
-            turn(position, state),
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
-            Ok(_) => Revoked::InTime,
-            Err(now) if now == turn(position, BEGUN) => Revoked::Begun,
-            Err(_) => Revoked::Over,
-        }
+        turn_of(self.requests.object(), position).halt(position)
     }
 
     /// The requests that a worker that is gone has not taken. `None` while its end is not free yet.
@@ -208,40 +193,9 @@ impl Link {
     }
 }
 
-const OPEN: u64 = 0;
-const BEGUN: u64 = 1;
-const REVOKED: u64 = 2;
-const HALTED: u64 = 3;
-
-/// The word in which the turn of the request at `position` is, behind those in which the lane keeps count.
-fn turn_of(requests: &Object, position: u64) -> &std::sync::atomic::AtomicU64 {
-    requests.word(counters::WORDS + position % DEPTH as u64)
-}
-
-const fn turn(position: u64, state: u64) -> u64 {
-    position << 2 | state
-}
-
-/// What became of an attempt to revoke a turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Revoked {
-    /// The worker will pass the request over.
-    InTime,
-    /// The worker is at it.
-    Begun,
-    /// The worker is through with it.
-    Over,
-}
-
-/// What a worker finds when it wants to begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// It may.
-    Mine,
-    /// It passes the request over.
-    Revoked,
-    /// It leaves.
-    Halted,
+/// The turn of the request at `position`, in a word behind those in which the lane keeps count.
+fn turn_of(requests: &Object, position: u64) -> Turn<'_, Shared> {
+    Turn(requests.word(counters::WORDS + position % DEPTH as u64))
 }
 
 impl Ends {
@@ -263,27 +217,13 @@ impl Ends {
 
     /// Takes the turn of the request at `position`, once that is there and before it is taken out: the pool may then
     /// still get back what it has halted.
-    pub(super) fn begin(&self, position: u64) -> Turn {
-        match self.word(position).compare_exchange(
-            turn(position, OPEN),
-            turn(position, BEGUN),
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
-            Ok(_) => Turn::Mine,
-            Err(now) if now == turn(position, HALTED) => Turn::Halted,
-            Err(_) => Turn::Revoked,
-        }
+    pub(super) fn begin(&self, position: u64) -> Found {
+        turn_of(self.requests.object(), position).begin(position)
     }
 
     /// Opens the place for the request that will come to it next; before the reply, after which that may come.
     pub(super) fn end(&self, position: u64) {
-        self.word(position)
-            .store(turn(position + DEPTH as u64, OPEN), Ordering::Release);
-    }
-
-    fn word(&self, position: u64) -> &std::sync::atomic::AtomicU64 {
-        turn_of(self.requests.object(), position)
+        turn_of(self.requests.object(), position).end(position + DEPTH as u64);
     }
 
     /// Tells the pool that a reply is there. After its publication, which is sequentially consistent.
@@ -320,17 +260,17 @@ mod tests {
         let (link, ends) = linked();
         for position in 0..3 * DEPTH as u64 {
             if position % 2 == 0 {
-                assert_eq!(ends.begin(position), Turn::Mine);
+                assert_eq!(ends.begin(position), Found::Mine);
                 assert_eq!(link.revoke(position), Revoked::Begun);
             } else {
                 assert_eq!(link.revoke(position), Revoked::InTime);
-                assert_eq!(ends.begin(position), Turn::Revoked);
+                assert_eq!(ends.begin(position), Found::Revoked);
             }
             ends.end(position);
             assert_eq!(link.revoke(position), Revoked::Over);
         }
         assert_eq!(link.halt(3 * DEPTH as u64), Revoked::InTime);
-        assert_eq!(ends.begin(3 * DEPTH as u64), Turn::Halted);
+        assert_eq!(ends.begin(3 * DEPTH as u64), Found::Halted);
     }
 
     #[test]
@@ -342,7 +282,7 @@ mod tests {
         }
         assert_eq!(counters::stats(object).parks, 1);
         for position in 0..DEPTH as u64 {
-            assert_eq!(ends.begin(position), Turn::Mine, "at {position}");
+            assert_eq!(ends.begin(position), Found::Mine, "at {position}");
         }
     }
 

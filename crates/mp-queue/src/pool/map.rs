@@ -110,7 +110,7 @@ where
 {
     fn limit(&self) -> usize {
         self.in_flight.unwrap_or_else(|| {
-            let state = self.crew.state.lock();
+            let state = self.crew.lock();
             let depth = self.crew.depth(&state);
             drop(state);
             2 * depth * self.crew.options.workers * self.chunk

@@ -27,6 +27,7 @@ mod keeper;
 mod launcher;
 mod lead;
 mod link;
+mod locked;
 mod map;
 mod sink;
 mod task;
@@ -198,6 +199,8 @@ impl<S: 'static> Pool<S> {
             sink,
             number,
             given: false,
+            #[cfg(feature = "tokio")]
+            awaited: false,
             value: PhantomData,
         })
     }
@@ -253,13 +256,13 @@ impl<S> Pool<S> {
     /// The process ids of the workers that are there now.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
-        let state = self.crew.state.lock();
+        let state = self.crew.lock();
         state.workers.iter().map(|worker| worker.pid).collect()
     }
 
     /// Takes no more tasks. Those that were submitted are done.
     pub fn close(&self) {
-        let mut state = self.crew.state.lock();
+        let mut state = self.crew.lock();
         if state.phase == Phase::Open {
             state.phase = Phase::Draining;
         }
@@ -303,7 +306,7 @@ impl<S> Pool<S> {
         self.crew
             .wait_for(deadline, None, gone)
             .ok_or_else(late)??;
-        let state = self.crew.state.lock();
+        let state = self.crew.lock();
         if state.crashes.given_up {
             return Err(state.crashes.error());
         }
@@ -318,10 +321,13 @@ impl<S> Pool<S> {
 
 impl<S> Drop for Pool<S> {
     fn drop(&mut self) {
-        self.crew.state.lock().phase = Phase::Closed;
+        self.crew.lock().phase = Phase::Closed;
         self.crew.keeper.notify_all();
         ring(&self.crew.bell);
-        if let Some(keeper) = self.keeper.take() {
+        // Unless it is the keeper that drops it: a future that held the last handle went with its waker.
+        let keeper = self.keeper.take();
+        let here = std::thread::current().id();
+        if let Some(keeper) = keeper.filter(|keeper| keeper.thread().id() != here) {
             // It ends as soon as it sees the phase; starting a worker is the longest thing that it does.
             let _ = keeper.join();
         }
@@ -332,7 +338,7 @@ impl<S> Drop for Pool<S> {
 
 impl<S> fmt::Debug for Pool<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.crew.state.lock();
+        let state = self.crew.lock();
         f.debug_struct("Pool")
             .field("name", &self.crew.options.name)
             .field("workers", &state.workers.len())

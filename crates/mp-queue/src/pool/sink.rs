@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::Waker;
 
 use parking_lot::{Condvar, Mutex};
 use serde::de::DeserializeOwned;
 use shm_core::message::Incoming;
 use spawn::Failure;
 
+use super::locked::Wakers;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What became of one request.
@@ -52,12 +54,12 @@ impl Arrived {
 
 fn failed(task: u64, pid: u32, failure: Failure) -> Error {
     match failure {
-        Failure::Raised { chain, .. } => {
+        Failure::Raised { chain, typed, .. } => {
             let text = format!(
                 "task {task} (pid {pid}) returned an error: {}",
                 chain.join(": ")
             );
-            Error::new(ErrorKind::TaskRaised { task, pid, chain }, text)
+            Error::new(ErrorKind::TaskRaised { task, pid, chain }, text).typed(typed)
         }
         Failure::Panicked {
             message, location, ..
@@ -87,6 +89,8 @@ struct Inside {
     arrived: VecDeque<Arrived>,
     /// Where the thread sleeps that waits for it, if one does.
     waiter: Option<Arc<Condvar>>,
+    /// The future that waits for it, if one does.
+    waker: Option<(Waker, Arc<Wakers>)>,
 }
 
 impl Sink {
@@ -96,6 +100,16 @@ impl Sink {
         if let Some(waiter) = &inside.waiter {
             waiter.notify_all();
         }
+        if let Some((waker, told)) = inside.waker.take() {
+            told.add(waker);
+        }
+    }
+
+    /// Has this called, once, when something arrives. Gives the one before, to be dropped without the pool's lock.
+    #[cfg(feature = "tokio")]
+    pub(super) fn set_waker(&self, waker: Option<(Waker, Arc<Wakers>)>) -> Option<Waker> {
+        let before = std::mem::replace(&mut self.0.lock().waker, waker);
+        before.map(|(waker, _)| waker)
     }
 
     pub(super) fn pop(&self) -> Option<Arrived> {

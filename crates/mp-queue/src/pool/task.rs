@@ -2,7 +2,11 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+#[cfg(feature = "tokio")]
+use std::pin::Pin;
 use std::sync::Arc;
+#[cfg(feature = "tokio")]
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -30,6 +34,9 @@ pub struct Task<V> {
     pub(super) sink: Arc<Sink>,
     pub(super) number: u64,
     pub(super) given: bool,
+    /// Whether it is counted among those that futures wait for.
+    #[cfg(feature = "tokio")]
+    pub(super) awaited: bool,
     pub(super) value: PhantomData<fn() -> V>,
 }
 
@@ -92,6 +99,62 @@ impl<V: DeserializeOwned> Task<V> {
         let arrived = self.sink.pop()?;
         self.given = true;
         Some(arrived.value())
+    }
+}
+
+/// The outcome, as [`wait`](Task::wait) gives it, in any runtime. No thread waits: the pool's keeper takes the replies while
+/// no thread of the program does.
+///
+/// Cancel safe: `(&mut task).await`, dropped before it is ready, leaves the task as it is, to be waited for again. Dropping
+/// the task itself lets it run and ignores its outcome; see [`cancel`](Task::cancel).
+#[cfg(feature = "tokio")]
+impl<V: DeserializeOwned> Future for Task<V> {
+    type Output = Result<V>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if this.given {
+            return Poll::Ready(Err(closed()));
+        }
+        let waker = Some((cx.waker().clone(), Arc::clone(&this.crew.told)));
+        let (arrived, spent) = {
+            let mut state = this.crew.lock();
+            this.crew.turn(&mut state);
+            if this.sink.is_empty() {
+                let spent = this.sink.set_waker(waker);
+                state.awaited += usize::from(!this.awaited);
+                this.awaited = true;
+                this.crew.tell_the_keeper(&state);
+                (None, spent)
+            } else {
+                (this.sink.pop(), None)
+            }
+        };
+        drop(spent);
+        let Some(arrived) = arrived else {
+            return Poll::Pending;
+        };
+        this.given = true;
+        this.stop_awaiting();
+        Poll::Ready(arrived.value())
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl<V> Task<V> {
+    fn stop_awaiting(&mut self) {
+        if std::mem::take(&mut self.awaited) {
+            let spent = self.sink.set_waker(None);
+            self.crew.lock().awaited -= 1;
+            drop(spent);
+        }
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl<V> Drop for Task<V> {
+    fn drop(&mut self) {
+        self.stop_awaiting();
     }
 }
 

@@ -4,9 +4,10 @@ use std::any::Any;
 
 use shm_core::clock::now_ns;
 use shm_core::message::Incoming;
+use shm_core::turn::Found;
 
 use super::job::{Job, refusal};
-use super::link::{Ask, Ends, Form, Told, Turn};
+use super::link::{Ask, Ends, Form, Told};
 use crate::channel::{Channel, Got};
 use crate::error::{ErrorKind, Result};
 use crate::wait::Deadline;
@@ -34,7 +35,7 @@ pub(super) fn serve<S: 'static>(mut ends: Ends, init: impl FnOnce(usize) -> S) -
         let Some((message, turn)) = next(&requests, &mut ends, position)? else {
             return Ok(());
         };
-        run(&mut job, message, turn == Turn::Mine)?;
+        run(&mut job, message, turn == Found::Mine)?;
         ends.end(position);
         let Some(mut reply) = job.reply.take() else {
             // The pool must not wait for it: ending says that something is wrong.
@@ -76,7 +77,7 @@ fn next(
     requests: &Channel,
     ends: &mut Ends,
     position: u64,
-) -> Result<Option<(Box<Incoming>, Turn)>> {
+) -> Result<Option<(Box<Incoming>, Found)>> {
     let object = requests.object().clone();
     let there = object.lookout(0);
     let mut turn = None;
@@ -86,7 +87,7 @@ fn next(
                 turn = Some(ends.begin(position));
             }
             match turn {
-                Some(Turn::Halted) => Ok(Got::Drained),
+                Some(Found::Halted) => Ok(Got::Drained),
                 None if !requests.is_closed() => Ok(Got::NotNow(None)),
                 _ => Ok(ends.requests.try_get()?.into()),
             }

@@ -84,6 +84,9 @@ pub struct Outgoing {
     pub(crate) pins: Pins,
 }
 
+/// Bytes in front of table and body in a block.
+const SPILL_HEADER: usize = 24;
+
 thread_local! {
     /// Buffers for table and body, kept from message to message.
     static BUFFERS: Cell<(Vec<u8>, Vec<u8>)> = const { Cell::new((Vec::new(), Vec::new())) };
@@ -197,8 +200,18 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
             });
         }
     };
+    // While there is still a value to give back.
+    let spill = match spill_for(arena, scope.pins.len(), scope.table.len() + body.len()) {
+        Ok(spill) => spill,
+        Err(error) => {
+            return Err(EncodeError {
+                error,
+                value: Some(value),
+            });
+        }
+    };
     drop(value);
-    let finished = finish(arena, scope.pins, &scope.table, &body);
+    let finished = finish(scope.pins, &scope.table, &body, spill);
     // One large message must not keep its size in memory for as long as the thread lives.
     if scope.table.capacity().max(body.capacity()) <= KEPT {
         BUFFERS.set((scope.table, body));
@@ -222,9 +235,24 @@ pub fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     decode_with(&mut Entries::default(), bytes)
 }
 
-/// Checks that exclusive handles are really gone, and lays the message out.
+/// A block for a message of so many handles, and so many bytes of table and body, if it needs one.
 #[inline]
-fn finish(arena: &Arena, mut pins: Pins, table: &[u8], body: &[u8]) -> Result<Outgoing> {
+fn spill_for(arena: &Arena, handles: usize, bytes: usize) -> Result<Option<Storage>> {
+    if handles > HANDLES_MAX {
+        return Err(Error::new(
+            ErrorKind::Encode,
+            format!("a message with {handles} tensors; at most {HANDLES_MAX} fit"),
+        ));
+    }
+    if bytes <= INLINE {
+        return Ok(None);
+    }
+    Storage::allocate(arena, SPILL_HEADER + bytes, Mode::Message).map(Some)
+}
+
+/// Checks that exclusive handles are really gone, and lays the message out: in the cell, or in the block that it needs.
+#[inline]
+fn finish(mut pins: Pins, table: &[u8], body: &[u8], spill: Option<Storage>) -> Result<Outgoing> {
     for pin in pins.iter().filter(|pin| pin.what.is_exclusive()) {
         // Besides the handle itself: code that still had it while it was serialized may have frozen it since, and
         // sent it elsewhere.
@@ -237,16 +265,7 @@ fn finish(arena: &Arena, mut pins: Pins, table: &[u8], body: &[u8]) -> Result<Ou
             ));
         }
     }
-    if pins.len() > HANDLES_MAX {
-        return Err(Error::new(
-            ErrorKind::Encode,
-            format!(
-                "a message with {} tensors; at most {HANDLES_MAX} fit",
-                pins.len()
-            ),
-        ));
-    }
-    if table.len() + body.len() <= INLINE {
+    let Some(spill) = spill else {
         let mut bytes = [0; PAYLOAD_WORDS * 8];
         bytes[0] = FORM_INLINE;
         // At most 52, each.
@@ -259,13 +278,12 @@ fn finish(arena: &Arena, mut pins: Pins, table: &[u8], body: &[u8]) -> Result<Ou
             payload: words_of(&bytes),
             pins,
         });
-    }
-    let mut header = [0; 24];
+    };
+    let mut header = [0; SPILL_HEADER];
     header[0..8].copy_from_slice(&(pins.len() as u64).to_le_bytes());
     header[8..16].copy_from_slice(&(table.len() as u64).to_le_bytes());
     header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
     let length = header.len() + table.len() + body.len();
-    let spill = Storage::allocate(arena, length, Mode::Message)?;
     spill.write_bytes(0, &header);
     spill.write_bytes(header.len(), table);
     spill.write_bytes(header.len() + table.len(), body);
@@ -292,7 +310,8 @@ impl Outgoing {
     /// `OutOfRoom` when it needs a block of its own and there is none.
     pub fn from_plain(arena: &Arena, bytes: &[u8]) -> Result<Self> {
         arena.check_not_forked("sending a message")?;
-        finish(arena, Pins::default(), &[], bytes)
+        let spill = spill_for(arena, 0, bytes.len())?;
+        finish(Pins::default(), &[], bytes, spill)
     }
 
     /// Whether it was put: its references are in the queue then, and what is left is nothing.
@@ -419,7 +438,8 @@ impl Incoming {
             table.extend_from_slice(&extra);
             pins.0.push(Pin { held, what });
         }
-        finish(arena, pins, &table, &self.body)
+        let spill = spill_for(arena, pins.len(), table.len() + self.body.len())?;
+        finish(pins, &table, &self.body, spill)
     }
 }
 

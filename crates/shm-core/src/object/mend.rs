@@ -9,7 +9,7 @@ use crate::cells::Owner;
 use crate::heap;
 use crate::held::{self, Held};
 use crate::layout::{LINE, counted, object};
-use crate::line::{Mode, Tag};
+use crate::line::{Counted, Mode, Tag};
 
 /// Wakes whoever waits for a change of the object with this line: of its ends both events, of its slots the second.
 /// No system call when nobody does. Comes after a SeqCst change of the end's or slot's word.
@@ -112,6 +112,35 @@ pub(crate) fn empty(arena: &Arena, line: u64, generation: u64) {
     }
     if outermost {
         finish();
+    }
+}
+
+/// Whoever held this line is dead. If that was the consuming end of a queue, what it had taken and not finished is gone,
+/// and nobody but it knew what that was; so it is counted, in the last word but one. A reaper that is killed just before
+/// misses one.
+#[cold]
+pub(crate) fn count_dead_consumer(arena: &Arena, line: u64) {
+    let segment = arena.segment();
+    let meta = segment
+        .word(line * LINE + counted::META)
+        .load(Ordering::Acquire);
+    if Tag::from_meta(meta) != Some(Tag::End) {
+        return;
+    }
+    let of = Tag::object_of(meta);
+    if heap::locate(segment, of).is_none() {
+        return;
+    }
+    let generation = Counted::from_word(segment.word(of * LINE).load(Ordering::Acquire)).generation;
+    // The dead one's own reference keeps it until the end.
+    let Ok(object) = Object::over(Held::uncounted(arena, of, generation)) else {
+        return;
+    };
+    let is_queue = object.kind == ObjectKind::Queue
+        && matches!(object.array(0), super::Array::Cells { .. })
+        && object.end_line(1) == line;
+    if let Some(word) = object.user_words.checked_sub(2).filter(|_| is_queue) {
+        object.word(word).fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -21,6 +21,7 @@ use crate::participant::table::read_text;
 use crate::permits::Permits;
 use crate::segment::Segment;
 use crate::sync::Shared;
+use crate::vigil::Place;
 
 mod array;
 mod end;
@@ -33,7 +34,7 @@ use array::Watched;
 pub use array::{Array, Lookout};
 pub use end::{End, LaneEnd};
 pub use header::ObjectKind;
-pub(crate) use mend::{empty, mend, notify_changed, postpone};
+pub(crate) use mend::{count_dead_consumer, empty, mend, notify_changed, postpone};
 
 /// A reference of this process to an object. Clones are local; the last one gives the reference back.
 #[derive(Clone)]
@@ -127,6 +128,16 @@ impl Object {
     pub fn event(&self, index: u64) -> Event<'_, Shared> {
         assert!(index < 2, "an object has two events");
         event_at(self.arena().segment(), self.base, index)
+    }
+
+    /// Where event `index` is, for [`vigil::sleep`](crate::vigil::sleep).
+    ///
+    /// # Panics
+    /// For another index than 0 or 1.
+    #[must_use]
+    pub fn event_place(&self, index: u64) -> Place {
+        assert!(index < 2, "an object has two events");
+        Place::new(self.arena(), self.base + object::EVENTS + index * LINE)
     }
 
     /// Wakes everyone who waits for anything about the object.

@@ -26,34 +26,24 @@ static NAMED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 /// From now on the end of this process is told to the arena.
 pub(crate) fn register(arena: &Arena) {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler is a function of this program, takes nothing, and does not unwind (see there).
-        let failed = unsafe { libc::atexit(at_exit) } != 0;
-        if failed {
-            tracing::warn!("no exit handler to be had; the file of a named arena may stay behind");
-        }
-    });
+    ONCE.call_once(|| crate::exit::register(at_exit));
     let mut named = NAMED.lock();
     named.retain(|inner| inner.strong_count() > 0);
     named.push(std::sync::Arc::downgrade(&arena.0));
 }
 
-extern "C" fn at_exit() {
-    let told = std::panic::catch_unwind(|| {
-        // Another thread may be in there, or may have been when this process was forked: then the sweep has it.
-        let named = NAMED
-            .try_lock()
-            .map(|mut named| std::mem::take(&mut *named));
-        for arena in named
-            .into_iter()
-            .flatten()
-            .filter_map(|inner| inner.upgrade())
-        {
-            exiting(&Arena(arena));
-        }
-    });
-    // A panic has printed itself; there is nobody left to tell.
-    drop(told);
+fn at_exit() {
+    // Another thread may be in there, or may have been when this process was forked: then the sweep has it.
+    let named = NAMED
+        .try_lock()
+        .map(|mut named| std::mem::take(&mut *named));
+    for arena in named
+        .into_iter()
+        .flatten()
+        .filter_map(|inner| inner.upgrade())
+    {
+        exiting(&Arena(arena));
+    }
 }
 
 fn exiting(arena: &Arena) {
