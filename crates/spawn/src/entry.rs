@@ -5,7 +5,7 @@
 //! before the signal was armed), and the end of the control socket. The function runs on a thread of its own, so that
 //! it may start a runtime or be given another stack, whatever `main` is; when it has returned, the process ends.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -335,6 +335,11 @@ fn prepare(
     // A parent that is gone needs no news; the watcher finds that out.
     let _ = control::tell(control.as_fd(), &Frame::Arrived);
     Ok(trampoline)
+}
+
+/// Where a worker talks to its parent.
+pub(crate) fn control() -> Option<BorrowedFd<'static>> {
+    CONTROL.get().map(|control| control.as_fd())
 }
 
 /// Tells the parent which participant of the arena this process is, and the arena what this process is called.

@@ -74,6 +74,7 @@ fn a_worker_that_aborts_exits_or_is_ended_fails_its_task_with_the_cause() {
     fn ends(how: u8) -> Result<(), String> {
         match how {
             0 => std::process::abort(),
+            5 => panic!("harmless"),
             1 => std::process::exit(0),
             2 => std::process::exit(3),
             // A panic that may not unwind: as with `panic = "abort"`.
@@ -95,8 +96,15 @@ fn a_worker_that_aborts_exits_or_is_ended_fails_its_task_with_the_cause() {
         "no way out",
     ];
     for (how, cause) in (0..).zip(causes) {
+        // A panic that was caught, and told as that task's error, has nothing to do with the end of a later one.
+        let caught = pool.call(ends, 5).unwrap_err();
+        assert!(matches!(caught.kind(), ErrorKind::TaskPanicked { .. }));
         let error = pool.call(ends, how).unwrap_err();
-        assert!(lost(&error).1.contains(cause), "{error}");
+        let (_, told) = lost(&error);
+        assert!(
+            told.contains(cause) && !told.contains("harmless"),
+            "{error}"
+        );
         pool.call(ends, 9).unwrap();
     }
 }
