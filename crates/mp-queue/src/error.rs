@@ -11,7 +11,7 @@ use spawn::Carried;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a queue, a lock or another primitive could not do it.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{context}")]
 pub struct Error {
     kind: ErrorKind,
@@ -202,6 +202,13 @@ impl Error {
     }
 }
 
+/// `main` prints errors by `Debug`, so this is the message and its causes, not the fields.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        shm_core::error::tell(self, f)
+    }
+}
+
 impl From<shm_core::Error> for Error {
     fn from(error: shm_core::Error) -> Self {
         Self {
@@ -255,16 +262,13 @@ impl<T> PutError<T> {
 
 impl<T> fmt::Debug for PutError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PutError")
-            .field("error", &self.error)
-            .field("value", &self.value.as_ref().map(|_| "…"))
-            .finish()
+        fmt::Debug::fmt(&self.error, f)
     }
 }
 
 impl<T> fmt::Display for PutError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        fmt::Display::fmt(&self.error, f)
     }
 }
 
@@ -344,16 +348,13 @@ impl<G> LockError<G> {
 
 impl<G> fmt::Debug for LockError<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockError")
-            .field("error", &self.error)
-            .field("is_locked", &self.guard.is_some())
-            .finish()
+        fmt::Debug::fmt(&self.error, f)
     }
 }
 
 impl<G> fmt::Display for LockError<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        fmt::Display::fmt(&self.error, f)
     }
 }
 

@@ -15,7 +15,7 @@ type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
 /// Why something in the arena could not be done.
 ///
 /// `Display` tells what was tried, with which numbers, what the system answered and what to do; [`Error::kind`] tells programs which case it is.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{context}")]
 pub struct Error {
     kind: ErrorKind,
@@ -294,6 +294,33 @@ impl Error {
     }
 }
 
+/// `main` prints errors by `Debug`, so this is the message and its causes, not the fields.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        tell(self, f)
+    }
+}
+
+/// Writes an error's message and what caused it, a line each: what the `Debug` of this family's errors prints.
+///
+/// # Errors
+/// Those of the formatter.
+pub fn tell(error: &dyn std::error::Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut told = error.to_string();
+    f.write_str(&told)?;
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        // A message often holds that of its cause already.
+        if !told.contains(&text) {
+            write!(f, "\n  caused by: {text}")?;
+        }
+        told = text;
+        source = cause.source();
+    }
+    Ok(())
+}
+
 fn advice(errno: Errno) -> Option<&'static str> {
     Some(match errno {
         Errno::MFILE => {
@@ -355,6 +382,19 @@ mod tests {
             "{error}"
         );
         assert!(std::error::Error::source(&error).is_some());
+    }
+
+    #[test]
+    fn debug_is_what_a_reader_of_main_needs() {
+        let cause = std::io::Error::other("the disk is gone");
+        let error = Error::malformed("reading 3 bytes".to_owned()).because(cause);
+        assert_eq!(
+            format!("{error:?}"),
+            "reading 3 bytes\n  caused by: the disk is gone"
+        );
+        let error = Error::malformed("reading 3 bytes: the disk is gone".to_owned())
+            .because(std::io::Error::other("the disk is gone"));
+        assert_eq!(format!("{error:?}"), error.to_string());
     }
 
     #[test]

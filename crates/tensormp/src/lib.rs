@@ -49,7 +49,9 @@ mod error;
 
 /// The crate `spawn`, whose function of the same name is [`spawn`](spawn()).
 pub use ::spawn as spawn_api;
-pub use ::spawn::{Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, spawn};
+pub use ::spawn::{
+    Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, init_in_test, spawn,
+};
 pub use error::{Error, Result};
 pub use mp_queue::{
     self, Barrier, BoundedSemaphore, Condvar, Event, JoinableQueue, LaneReceiver, LaneSender,
