@@ -212,19 +212,28 @@ impl Error {
         Self::new(ErrorKind::OutOfRoom(shortage), context)
     }
 
-    /// Something that does not fit into the arena at all.
+    /// An allocation that does not fit into the arena: `free` bytes of it are, `largest` in one piece.
     #[must_use]
-    pub fn capacity(asked: u64, capacity: u64, what: impl fmt::Display) -> Self {
-        Self::new(
-            ErrorKind::CapacityExhausted { asked, capacity },
+    pub fn capacity(asked: u64, capacity: u64, free: u64, largest: u64) -> Self {
+        let larger = "make the arena with a larger capacity, which is fixed from then on (`Arena::builder().capacity(bytes)`, and \
+                      `Arena::install_current` before the first tensor to make it this process's own)";
+        let context = if asked > capacity {
             format!(
-                "{what} needs {}, but the arena's {} are used up or too small; an arena's capacity is fixed when it is made: make it with a larger one \
-                 (`Arena::builder().capacity(bytes)`, and `Arena::install_current` before the first tensor to make it this process's own), \
-                 or drop tensors that are no longer needed",
+                "the allocation needs {}, which is more than the whole arena has ({}): {larger}",
                 Bytes(asked),
                 Bytes(capacity)
-            ),
-        )
+            )
+        } else {
+            format!(
+                "the allocation needs {} in one piece, but the arena's {} are used up: {} are free, and the largest free piece has {}; \
+                 drop tensors that are no longer needed, or {larger}",
+                Bytes(asked),
+                Bytes(capacity),
+                Bytes(free),
+                Bytes(largest)
+            )
+        };
+        Self::new(ErrorKind::CapacityExhausted { asked, capacity }, context)
     }
 
     /// Another element type than wanted.
