@@ -247,13 +247,13 @@ fn a_message_as_large_as_memory_allows_arrives_whole() {
     assert_eq!(context.join().unwrap(), [3 * LONG]);
     // More than there is room for comes back, and what is there still works.
     let arena = tensormp::shm_core::Arena::builder()
-        .capacity(16 << 20)
+        .capacity(32 << 20)
         .create()
         .unwrap();
     let queue = Queue::bounded_in(&arena, 2).unwrap();
-    let failed = queue.put("y".repeat(2 * LONG)).unwrap_err();
+    let failed = queue.put("y".repeat(4 * LONG)).unwrap_err();
     assert!(matches!(failed.kind(), ErrorKind::Arena(_)), "{failed}");
-    assert_eq!(failed.into_value().unwrap().len(), 2 * LONG);
+    assert_eq!(failed.into_value().unwrap().len(), 4 * LONG);
     queue.put("z".to_owned()).unwrap();
     assert_eq!(queue.get().unwrap(), "z");
 }
