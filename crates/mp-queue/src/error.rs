@@ -15,7 +15,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[error("{context}")]
 pub struct Error {
     kind: ErrorKind,
-    context: String,
+    /// No longer than it must be: guards travel with it.
+    context: Box<str>,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
     /// The error that a task returned, if it can be told.
@@ -106,7 +107,7 @@ impl Error {
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
         Self {
             kind,
-            context: context.into(),
+            context: context.into().into_boxed_str(),
             source: None,
             typed: None,
         }
@@ -145,7 +146,7 @@ impl Error {
     /// The same error with something more to say.
     #[must_use]
     pub(crate) fn with(mut self, hint: &str) -> Self {
-        self.context = format!("{}; {hint}", self.context);
+        self.context = format!("{}; {hint}", self.context).into();
         self
     }
 
@@ -213,7 +214,7 @@ impl From<shm_core::Error> for Error {
     fn from(error: shm_core::Error) -> Self {
         Self {
             kind: ErrorKind::Arena(error.kind().clone()),
-            context: error.to_string(),
+            context: error.to_string().into(),
             source: Some(Box::new(error)),
             typed: None,
         }
