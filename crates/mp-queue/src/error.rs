@@ -22,27 +22,12 @@ pub struct Error(
 #[error("{context}")]
 struct Inner {
     kind: ErrorKind,
-    context: String,
+    /// No longer than it must be: guards travel with it.
+    context: Box<str>,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
     /// The error that a task returned, if it can be told.
     typed: Option<Carried>,
-}
-
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner {
-            kind,
-            context,
-            source,
-            ..
-        } = &*self.0;
-        f.debug_struct("Error")
-            .field("kind", kind)
-            .field("context", context)
-            .field("source", source)
-            .finish()
-    }
 }
 
 /// The cases of [`Error`].
@@ -129,7 +114,7 @@ impl Error {
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
-            context: context.into(),
+            context: context.into().into_boxed_str(),
             source: None,
             typed: None,
         }))
@@ -162,7 +147,7 @@ impl Error {
     /// The same error with something more to say.
     #[must_use]
     pub(crate) fn with(mut self, hint: &str) -> Self {
-        self.0.context = format!("{}; {hint}", self.0.context);
+        self.0.context = format!("{}; {hint}", self.0.context).into();
         self
     }
 
@@ -219,6 +204,13 @@ impl Error {
     }
 }
 
+/// `main` prints errors by `Debug`, so this is the message and its causes, not the fields.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        shm_core::error::tell(self, f)
+    }
+}
+
 impl From<shm_core::Error> for Error {
     #[cold]
     fn from(error: shm_core::Error) -> Self {
@@ -268,16 +260,13 @@ impl<T> PutError<T> {
 
 impl<T> fmt::Debug for PutError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PutError")
-            .field("error", &self.error)
-            .field("value", &self.value.as_ref().map(|_| "…"))
-            .finish()
+        fmt::Debug::fmt(&self.error, f)
     }
 }
 
 impl<T> fmt::Display for PutError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        fmt::Display::fmt(&self.error, f)
     }
 }
 
@@ -357,16 +346,13 @@ impl<G> LockError<G> {
 
 impl<G> fmt::Debug for LockError<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockError")
-            .field("error", &self.error)
-            .field("is_locked", &self.guard.is_some())
-            .finish()
+        fmt::Debug::fmt(&self.error, f)
     }
 }
 
 impl<G> fmt::Display for LockError<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        fmt::Display::fmt(&self.error, f)
     }
 }
 

@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub type StageError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a ring or a pipeline could not do it.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{context}")]
 pub struct Error {
     kind: ErrorKind,
@@ -85,6 +85,13 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
+    }
+}
+
+/// `main` prints errors by `Debug`, so this is the message and its causes, not the fields.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        shm_core::error::tell(self, f)
     }
 }
 

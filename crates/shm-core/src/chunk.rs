@@ -202,11 +202,9 @@ impl<'a> Chunks<'a> {
                 // Whatever was seen: before it fails, each chunk is looked at.
                 *seen = Seen::default();
                 return self.claim_below_high(me, count, seen).ok_or_else(|| {
-                    Error::capacity(
-                        count.saturating_mul(CHUNK),
-                        self.segment.capacity(),
-                        "the allocation",
-                    )
+                    let (free, largest) = self.free(high, total);
+                    let asked = count.saturating_mul(CHUNK);
+                    Error::capacity(asked, self.segment.capacity(), free, largest)
                 });
             }
             self.commit_descriptors(high + count)?;
@@ -249,6 +247,19 @@ impl<'a> Chunks<'a> {
         }
         seen.taken = first_free.unwrap_or(high).max(seen.taken);
         None
+    }
+
+    /// Bytes in free chunks, and those of the longest run of them, as they are found one by one.
+    fn free(&self, high: u64, total: u64) -> (u64, u64) {
+        let never_used = total - high;
+        let (mut free, mut run, mut longest) = (never_used, 0, 0);
+        for chunk in 0..high {
+            let is_free = self.state(chunk) == State::Free;
+            run = if is_free { run + 1 } else { 0 };
+            free += u64::from(is_free);
+            longest = longest.max(run);
+        }
+        (free * CHUNK, longest.max(run + never_used) * CHUNK)
     }
 
     fn claim_exactly(&self, me: Owner, first: u64, count: u64) -> bool {

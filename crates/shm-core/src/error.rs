@@ -31,21 +31,6 @@ struct Inner {
     source: Option<Source>,
 }
 
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner {
-            kind,
-            context,
-            source,
-        } = &*self.0;
-        f.debug_struct("Error")
-            .field("kind", kind)
-            .field("context", context)
-            .field("source", source)
-            .finish()
-    }
-}
-
 /// The cases of [`Error`], with the facts that a program may act on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -236,19 +221,28 @@ impl Error {
         Self::new(ErrorKind::OutOfRoom(shortage), context)
     }
 
-    /// Something that does not fit into the arena at all.
+    /// An allocation that does not fit into the arena: `free` bytes of it are, `largest` in one piece.
     #[must_use]
-    pub fn capacity(asked: u64, capacity: u64, what: impl fmt::Display) -> Self {
-        Self::new(
-            ErrorKind::CapacityExhausted { asked, capacity },
+    pub fn capacity(asked: u64, capacity: u64, free: u64, largest: u64) -> Self {
+        let larger = "make the arena with a larger capacity, which is fixed from then on (`Arena::builder().capacity(bytes)`, and \
+                      `Arena::install_current` before the first tensor to make it this process's own)";
+        let context = if asked > capacity {
             format!(
-                "{what} needs {}, but the arena's {} are used up or too small; an arena's capacity is fixed when it is made: make it with a larger one \
-                 (`Arena::builder().capacity(bytes)`, and `Arena::install_current` before the first tensor to make it this process's own), \
-                 or drop tensors that are no longer needed",
+                "the allocation needs {}, which is more than the whole arena has ({}): {larger}",
                 Bytes(asked),
                 Bytes(capacity)
-            ),
-        )
+            )
+        } else {
+            format!(
+                "the allocation needs {} in one piece, but the arena's {} are used up: {} are free, and the largest free piece has {}; \
+                 drop tensors that are no longer needed, or {larger}",
+                Bytes(asked),
+                Bytes(capacity),
+                Bytes(free),
+                Bytes(largest)
+            )
+        };
+        Self::new(ErrorKind::CapacityExhausted { asked, capacity }, context)
     }
 
     /// Another element type than wanted.
@@ -329,6 +323,33 @@ impl Error {
     }
 }
 
+/// `main` prints errors by `Debug`, so this is the message and its causes, not the fields.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        tell(self, f)
+    }
+}
+
+/// Writes an error's message and what caused it, a line each: what the `Debug` of this family's errors prints.
+///
+/// # Errors
+/// Those of the formatter.
+pub fn tell(error: &dyn std::error::Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut told = error.to_string();
+    f.write_str(&told)?;
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        // A message often holds that of its cause already.
+        if !told.contains(&text) {
+            write!(f, "\n  caused by: {text}")?;
+        }
+        told = text;
+        source = cause.source();
+    }
+    Ok(())
+}
+
 fn advice(errno: Errno) -> Option<&'static str> {
     Some(match errno {
         Errno::MFILE => {
@@ -390,6 +411,19 @@ mod tests {
             "{error}"
         );
         assert!(std::error::Error::source(&error).is_some());
+    }
+
+    #[test]
+    fn debug_is_what_a_reader_of_main_needs() {
+        let cause = std::io::Error::other("the disk is gone");
+        let error = Error::malformed("reading 3 bytes".to_owned()).because(cause);
+        assert_eq!(
+            format!("{error:?}"),
+            "reading 3 bytes\n  caused by: the disk is gone"
+        );
+        let error = Error::malformed("reading 3 bytes: the disk is gone".to_owned())
+            .because(std::io::Error::other("the disk is gone"));
+        assert_eq!(format!("{error:?}"), error.to_string());
     }
 
     #[test]

@@ -32,6 +32,7 @@ use crate::transfer::{Get, Put};
 use crate::word::{CellState, decode};
 
 mod look;
+mod types;
 
 /// The array that holds the table, with room for tables that killed processes left half put.
 const TABLES: usize = 0;
@@ -162,7 +163,8 @@ impl Arena {
     /// The value of that name. `T` must be what was published: what arrives is checked as in a message.
     ///
     /// # Errors
-    /// `NotFound`, with the names that exist; `Decode` or `WrongMode` for another type; `LeasesFull`.
+    /// `NotFound`, with the names that exist; `Decode` or `WrongMode` for another type, also of a queue's tensors if
+    /// their element types are named in both; `LeasesFull`. Of another type of message only `get` can tell.
     pub fn open<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         let entries = entries(self)?;
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
@@ -172,12 +174,21 @@ impl Arena {
         let payload = whole(&array).pop().map(|(_, payload)| payload);
         let payload = payload.ok_or_else(damaged)?;
         // Our reference to the object keeps the message where it is.
-        copy_of(self, &payload)?.decode().map_err(|error| {
+        let value = copy_of(self, &payload)?.decode().map_err(|error| {
             error.while_doing(format_args!(
                 "opening {name:?}, which process {} published as {}",
                 entry.pid, entry.type_name
             ))
-        })
+        })?;
+        // A queue reads as one of other messages, each of which would then be lost.
+        let wanted = std::any::type_name::<T>();
+        if types::elements_differ(&entry.type_name, wanted) {
+            return Err(Error::mode(format!(
+                "opening {name:?} as {wanted}: process {} published a {}",
+                entry.pid, entry.type_name
+            )));
+        }
+        Ok(value)
     }
 
     /// Takes a name away, and with it what it held. Who opened the value keeps it.

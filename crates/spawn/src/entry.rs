@@ -5,7 +5,7 @@
 //! before the signal was armed), and the end of the control socket. The function runs on a thread of its own, so that
 //! it may start a runtime or be given another stack, whatever `main` is; when it has returned, the process ends.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,6 +57,14 @@ pub(crate) const DETACH: &[u8] = b"detach";
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
+/// `init` was called where it cannot be the first line of `main`.
+static ASTRAY: AtomicBool = AtomicBool::new(false);
+
+/// What to do about that.
+const NOT_IN_A_TEST: &str = "`init()` was called on another thread than that of `main`, as in a test of the standard \
+                             harness, where each worker would run the other tests: make `init_in_test!()` (of \
+                             `tensormp` or `spawn`) the first line of the test";
+
 /// How deep this process is; unset in the program itself.
 static DEPTH: OnceLock<u32> = OnceLock::new();
 
@@ -64,6 +72,10 @@ static DEPTH: OnceLock<u32> = OnceLock::new();
 ///
 /// In the program itself it notes that it was called and returns. In a process that was made by [`spawn`](crate::spawn)
 /// it runs the function, and does not return: nothing after it in `main` happens in a worker, everything before it does.
+///
+/// In a `#[test]` of the standard harness it is [`init_in_test!`](crate::init_in_test) that belongs there: each worker
+/// would run the other tests before it came here. So a call on another thread than that of `main` does nothing, and what
+/// is spawned then is an error that says so.
 ///
 /// ```no_run
 /// fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -79,6 +91,22 @@ pub fn init() {
 /// [`init`] for an executable that is the worker of other programs too: they find these functions by name. What
 /// [`worker_main!`](crate::worker_main) calls.
 pub fn init_with(doors: &[Door]) {
+    let is_main_thread = rustix::thread::gettid() == getpid();
+    if is_main_thread || INITIALIZED.load(Ordering::Relaxed) {
+        return enter(doors);
+    }
+    ASTRAY.store(true, Ordering::Relaxed);
+    if matches!(role(), Role::Worker) {
+        // What it was started for is told; other tests may run in it already.
+        match take_stdin() {
+            Ok(control) => refuse(&control, NOT_IN_A_TEST.to_owned()),
+            Err(_) => std::process::exit(REFUSED),
+        }
+    }
+}
+
+/// [`init_with`], whatever thread this is.
+pub(crate) fn enter(doors: &[Door]) {
     if INITIALIZED.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -100,9 +128,11 @@ pub(crate) fn depth_of_a_child(foreign: bool) -> Result<u32> {
         let message = if marked {
             "this process was started as a worker and has not called `init` yet, so what it spawns would spawn again \
              without end: make `init()` the first line of `main`"
+        } else if ASTRAY.load(Ordering::Relaxed) {
+            NOT_IN_A_TEST
         } else {
             "`init` was not called in this process, and a child is the same executable run again, which would not know \
-             that it is one: make `init()` the first line of `main`, or `spawn::init_in_test!()` that of a test"
+             that it is one: make `init()` the first line of `main`, or `init_in_test!()` that of a test"
         };
         return Err(Error::new(ErrorKind::NotInitialized, message));
     }
@@ -335,6 +365,11 @@ fn prepare(
     // A parent that is gone needs no news; the watcher finds that out.
     let _ = control::tell(control.as_fd(), &Frame::Arrived);
     Ok(trampoline)
+}
+
+/// Where a worker talks to its parent.
+pub(crate) fn control() -> Option<BorrowedFd<'static>> {
+    CONTROL.get().map(|control| control.as_fd())
 }
 
 /// Tells the parent which participant of the arena this process is, and the arena what this process is called.

@@ -133,6 +133,8 @@ pub enum ErrorKind {
         likely_out_of_memory: Option<String>,
         /// What it last said that it was working on.
         last_task: Option<String>,
+        /// What the last panic in it said, if it was aborted: that may have been caught, and have nothing to do with it.
+        last_panic: Option<String>,
         /// The last that it wrote to its stderr, if [`Process::stderr_tail`](crate::Process::stderr_tail) keeps it.
         stderr_tail: Option<String>,
     },
@@ -208,6 +210,7 @@ impl ErrorKind {
                 after_result,
                 likely_out_of_memory,
                 last_task,
+                last_panic,
                 stderr_tail,
                 ..
             } => {
@@ -221,6 +224,11 @@ impl ErrorKind {
                 }
                 if let Some(task) = last_task {
                     text.push_str(&format!("; it was last working on: {task}"));
+                }
+                if let Some(panic) = last_panic {
+                    text.push_str(&format!(
+                        "; the last panic in it, which may have been caught, was at {panic}"
+                    ));
                 }
                 if let Some(counter) = likely_out_of_memory {
                     text.push_str(&format!(
@@ -401,6 +409,7 @@ mod tests {
             after_result: false,
             likely_out_of_memory: None,
             last_task: Some("frame 12".into()),
+            last_panic: None,
             stderr_tail: None,
         });
         assert_eq!(

@@ -25,14 +25,9 @@ pub(crate) enum Frame {
     Refused { reason: String },
     /// A thread panics; it may still be caught. Sent before anything unwinds, so it is heard before what the unwinding
     /// does to others.
-    Panicking {
-        at: u64,
-        in_function: bool,
-        message: String,
-        location: Option<String>,
-        /// Comes in a second word, where one was asked for: it takes long to make.
-        backtrace: Option<String>,
-    },
+    Panicking(Panicking),
+    /// The panic that was told last was caught, and the process goes on.
+    Caught,
     /// It does as told: it no longer ends when its parent does, if the system let it.
     Detached { disarmed: bool },
     /// The function returned a value: this one, or the one that lies in the letterbox.
@@ -55,6 +50,20 @@ pub(crate) enum Frame {
     },
     /// The function returned, but its value could not be put into the letterbox.
     ResultLost { at: u64, reason: String },
+}
+
+/// A panic that was told as it happened.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub(crate) struct Panicking {
+    pub(crate) at: u64,
+    /// On the thread that runs the function.
+    pub(crate) in_function: bool,
+    /// Nothing can catch it: it ends the process.
+    pub(crate) is_final: bool,
+    pub(crate) message: String,
+    pub(crate) location: Option<String>,
+    /// Comes in a second word, where one was asked for: it takes long to make.
+    pub(crate) backtrace: Option<String>,
 }
 
 impl Frame {

@@ -302,6 +302,7 @@ pub fn attempt<R: Outcome>(f: impl FnOnce() -> R) -> Result<R::Value, Failure> {
         }),
         Err(payload) => {
             let noted = panic::caught(payload);
+            panic::is_over(&noted);
             Err(Failure::Panicked {
                 message: noted.message,
                 location: noted.location,

@@ -12,11 +12,10 @@ use crate::death::{self, OomKills, Seen};
 use crate::entry::DETACH;
 use crate::error::{ErrorKind, Exit, Worker, last_lines};
 use crate::failure::Failure;
-use crate::frame::Frame;
+use crate::frame::{Frame, Panicking};
 use crate::launch::{Arguments, Launched, Plan};
 use crate::link;
 use crate::tail::Tail;
-use crate::time::monotonic_nanos;
 use crate::worker::UNHEARD;
 
 /// How long a process may take to leave once its result is home: exit handlers may write profiles.
@@ -33,19 +32,6 @@ enum Word {
     Returned,
     Failed,
 }
-
-/// A panic that was told while it may still be caught.
-#[derive(Debug)]
-struct Panicking {
-    at: u64,
-    in_function: bool,
-    message: String,
-    location: Option<String>,
-    backtrace: Option<String>,
-}
-
-/// A panic is taken for the reason of an abort if it happened at most this long before.
-const ABORTING: u64 = 10_000_000_000;
 
 /// A child.
 #[derive(Debug)]
@@ -228,20 +214,12 @@ impl Member {
                 self.arena = Some(link::Member { row, epoch });
                 return None;
             }
-            Frame::Panicking {
-                at,
-                in_function,
-                message,
-                location,
-                backtrace,
-            } => {
-                self.panicking = Some(Panicking {
-                    at,
-                    in_function,
-                    message,
-                    location,
-                    backtrace,
-                });
+            Frame::Panicking(panic) => {
+                self.panicking = Some(panic);
+                return None;
+            }
+            Frame::Caught => {
+                self.panicking = None;
                 return None;
             }
             Frame::Detached { disarmed } => {
@@ -354,28 +332,24 @@ impl Member {
             Exit::Signal { number, .. } => *number,
             _ => 0,
         };
-        if signal == Signal::ABORT.as_raw() {
-            // "panic = abort", a panic while another one unwound, or a panic where none may leave: the process could
-            // not report it, but its word or its recorder has it.
-            if let Some(panic) = &self.panicking
-                && monotonic_nanos().saturating_sub(panic.at) < ABORTING
-            {
-                return ErrorKind::ProcessPanicked {
-                    worker,
-                    message: panic.message.clone(),
-                    location: panic.location.clone(),
-                    backtrace: panic.backtrace.clone(),
-                };
-            }
-            if let Some(message) = record.panic {
-                return ErrorKind::ProcessPanicked {
-                    worker,
-                    message,
-                    location: None,
-                    backtrace: None,
-                };
-            }
+        let aborted = signal == Signal::ABORT.as_raw();
+        // "panic = abort", a panic while another one unwound, or a panic where none may leave: the process could not
+        // report it, but had said that nothing catches it. Of any other nobody knows whether it has to do with the end.
+        if let Some(panic) = &self.panicking
+            && aborted
+            && panic.is_final
+        {
+            return ErrorKind::ProcessPanicked {
+                worker,
+                message: panic.message.clone(),
+                location: panic.location.clone(),
+                backtrace: panic.backtrace.clone(),
+            };
         }
+        let last_panic = self.panicking.as_ref().map(|panic| match &panic.location {
+            Some(location) => format!("{location}: {}", panic.message),
+            None => panic.message.clone(),
+        });
         if signal == Signal::INT.as_raw() {
             return ErrorKind::Interrupted {
                 worker: Some(worker),
@@ -388,6 +362,7 @@ impl Member {
             after_result: self.word == Word::Returned,
             likely_out_of_memory,
             last_task: record.task,
+            last_panic: last_panic.or(record.panic).filter(|_| aborted),
             stderr_tail,
         }
     }

@@ -14,7 +14,8 @@ use std::panic::PanicHookInfo;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::control;
-use crate::frame::{Frame, clip};
+use crate::entry;
+use crate::frame::{Frame, Panicking, clip};
 use crate::link;
 use crate::time::monotonic_nanos;
 
@@ -26,6 +27,8 @@ pub(crate) struct Noted {
     pub(crate) message: String,
     pub(crate) location: Option<String>,
     pub(crate) backtrace: Option<String>,
+    /// The parent knows of it.
+    told: bool,
 }
 
 /// What a panic said, and where.
@@ -80,6 +83,7 @@ fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
         .try_with(|before| before.try_borrow_mut().ok()?.take())
         .ok()
         .flatten();
+    let is_final = cfg!(panic = "abort") || matches!(message.as_str(), NO_WAY_OUT | NO_WAY_BACK);
     match (message.as_str(), before, &last) {
         (NO_WAY_BACK, Some((first, place)), Some((second, _))) => {
             message = clip(format!("{first} (and then, {message}: {second})"));
@@ -96,15 +100,16 @@ fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
         None => message.clone(),
     });
     let in_function = IN_FUNCTION.try_with(Cell::get).unwrap_or(false);
-    let telling = TOLD.fetch_add(1, Ordering::Relaxed) < WORDS;
+    let telling = TOLD.fetch_add(1, Ordering::Relaxed) < WORDS || is_final;
     let tell = |backtrace| {
-        let word = Frame::Panicking {
+        let word = Frame::Panicking(Panicking {
             at,
             in_function,
+            is_final,
             message: message.clone(),
             location: location.clone(),
             backtrace,
-        };
+        });
         // If it cannot be told now, the report after unwinding tells it.
         let _ = control::tell(control, &word);
     };
@@ -124,6 +129,7 @@ fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
         message,
         location,
         backtrace,
+        told: telling,
     };
     let _ = BEFORE.try_with(|before| before.try_borrow_mut().map(|mut before| *before = last));
     // A panic inside a destructor of thread-locals has no place to be noted any more; the recorder has it.
@@ -140,10 +146,21 @@ pub(crate) fn caught(payload: Box<dyn Any + Send>) -> Noted {
             message: clip(message_of(payload.as_ref())),
             location: None,
             backtrace: None,
+            told: false,
         });
     // A payload may panic when it is dropped; there is nobody left to catch that.
     std::mem::forget(payload);
     noted
+}
+
+/// The process goes on after a panic that was caught: it must not be taken for the reason when the process ends later.
+pub(crate) fn is_over(noted: &Noted) {
+    link::note_panic("");
+    if noted.told
+        && let Some(control) = entry::control()
+    {
+        let _ = control::tell(control, &Frame::Caught);
+    }
 }
 
 fn message_of(payload: &(dyn Any + Send)) -> String {

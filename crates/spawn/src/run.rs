@@ -326,7 +326,10 @@ impl Run {
 
     /// The first failure: keeps it, tells all who wait for these processes, stops the others.
     fn fail(&mut self, kind: ErrorKind, typed: Option<(String, Vec<u8>)>) {
-        let error = Error::told(kind, typed);
+        let error = match kind {
+            ErrorKind::Interrupted { worker: None } => self.interrupted(kind),
+            kind => Error::told(kind, typed),
+        };
         tracing::debug!(%error, "stopping the other processes");
         // Before anybody else can act on it.
         self.story
@@ -344,6 +347,18 @@ impl Run {
         }
         self.first = Some(error);
         self.stop(self.options.grace);
+    }
+
+    /// The sentence names a process: with all of them it would be long.
+    fn interrupted(&self, kind: ErrorKind) -> Error {
+        let mut running = self.members.iter().filter(|member| !member.has_ended());
+        let cause = kind.cause();
+        let message = match (running.next(), running.count()) {
+            (None, _) => cause,
+            (Some(first), 0) => format!("{} {cause}", first.worker),
+            (Some(first), others) => format!("{}, with {others} more, {cause}", first.worker),
+        };
+        Error::new(kind, message)
     }
 
     fn stop(&mut self, grace: Duration) {

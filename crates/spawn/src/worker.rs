@@ -92,6 +92,7 @@ where
                     message,
                     location,
                     backtrace,
+                    ..
                 } = panic::caught(payload);
                 (
                     Frame::Panicked {

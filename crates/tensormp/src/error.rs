@@ -66,18 +66,6 @@ impl From<&str> for Error {
 /// `main` prints errors by `Debug`, so this is the message and its causes, not the fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut told = self.to_string();
-        f.write_str(&told)?;
-        let mut source = std::error::Error::source(self);
-        while let Some(cause) = source {
-            let text = cause.to_string();
-            // A message often holds that of its cause already.
-            if !told.contains(&text) {
-                write!(f, "\n  caused by: {text}")?;
-            }
-            told = text;
-            source = cause.source();
-        }
-        Ok(())
+        shm_core::error::tell(self, f)
     }
 }

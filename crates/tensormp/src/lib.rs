@@ -48,7 +48,9 @@ mod error;
 
 /// The crate `spawn`, whose function of the same name is [`spawn`](spawn()).
 pub use ::spawn as spawn_api;
-pub use ::spawn::{Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, spawn};
+pub use ::spawn::{
+    Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, init_in_test, spawn,
+};
 #[cfg(feature = "cuda")]
 pub use cuda_ipc::{self, Device, DeviceTensor, DynDeviceTensor, SharedDeviceTensor};
 pub use error::{Error, Result};

@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     an_idle_worker_that_is_killed_costs_nothing,
     workers_that_die_at_their_start_end_in_an_error,
     a_crash_loop_ends_the_waits_of_all,
+    a_state_that_cannot_be_made_ends_the_worker_with_the_reason,
     a_pool_recovers_when_workers_come_up_again,
     cancelling_what_runs_kills_that_worker_only,
     a_stopped_worker_delays_its_own_task_only,
@@ -74,6 +75,7 @@ fn a_worker_that_aborts_exits_or_is_ended_fails_its_task_with_the_cause() {
     fn ends(how: u8) -> Result<(), String> {
         match how {
             0 => std::process::abort(),
+            5 => panic!("harmless"),
             1 => std::process::exit(0),
             2 => std::process::exit(3),
             // A panic that may not unwind: as with `panic = "abort"`.
@@ -95,8 +97,15 @@ fn a_worker_that_aborts_exits_or_is_ended_fails_its_task_with_the_cause() {
         "no way out",
     ];
     for (how, cause) in (0..).zip(causes) {
+        // A panic that was caught, and told as that task's error, has nothing to do with the end of a later one.
+        let caught = pool.call(ends, 5).unwrap_err();
+        assert!(matches!(caught.kind(), ErrorKind::TaskPanicked { .. }));
         let error = pool.call(ends, how).unwrap_err();
-        assert!(lost(&error).1.contains(cause), "{error}");
+        let (_, told) = lost(&error);
+        assert!(
+            told.contains(cause) && !told.contains("harmless"),
+            "{error}"
+        );
         pool.call(ends, 9).unwrap();
     }
 }
@@ -245,6 +254,32 @@ fn workers_that_die_at_their_start_end_in_an_error() {
         "{error}"
     );
     assert!(pool.shutdown().is_err());
+}
+
+fn a_state_that_cannot_be_made_ends_the_worker_with_the_reason() {
+    for threads in [false, true] {
+        let builder = Pool::builder().workers(1);
+        let builder = if threads { builder.threads() } else { builder };
+        let pool = builder
+            .try_init(|rank| Err::<u32, _>(format!("no weights for {rank}")))
+            .start()
+            .unwrap();
+        let error = pool
+            .call_with(|state: &mut u32, ()| Ok::<_, String>(*state), ())
+            .unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::CrashLoop { .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("no weights for 0"), "{error}");
+    }
+    let pool = Pool::builder()
+        .workers(1)
+        .try_init(|rank| Ok::<_, String>(rank + 7))
+        .start()
+        .unwrap();
+    let state = pool.call_with(|state: &mut usize, ()| Ok::<_, String>(*state), ());
+    assert_eq!(state.unwrap(), 7);
 }
 
 fn a_crash_loop_ends_the_waits_of_all() {

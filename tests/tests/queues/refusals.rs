@@ -12,6 +12,7 @@ use tensormp::shm_core::ErrorKind as ArenaErrorKind;
 use tensormp::shm_core::object::{Array, Object, ObjectKind};
 
 pub(crate) const TESTS: &[Test] = &tests![
+    a_queue_is_not_opened_as_one_of_other_tensors,
     trying_an_empty_queue_says_empty,
     waiting_for_a_message_says_when_the_time_is_over,
     a_full_queue_gives_the_value_back,
@@ -281,4 +282,20 @@ fn a_queue_without_room_is_refused() {
         let error = Queue::<u8>::bounded(capacity).unwrap_err();
         assert!(error.to_string().contains(&capacity.to_string()), "{error}");
     }
+}
+
+fn a_queue_is_not_opened_as_one_of_other_tensors() {
+    let arena = Arena::builder().capacity(64 << 20).create().unwrap();
+    let (sender, receiver) = Queue::bounded_in(&arena, 1).unwrap().split();
+    arena.publish("frames", &receiver).unwrap();
+    sender
+        .put(Tensor::full_in(&arena, 3, 6_u8).unwrap())
+        .unwrap();
+    let error = arena.open::<Receiver<Tensor<f32>>>("frames").unwrap_err();
+    assert_eq!(error.kind(), &ArenaErrorKind::WrongMode);
+    assert!(error.to_string().contains("Tensor<u8>"), "{error}");
+    // Nothing was lost, and a type that is known at run time only takes all.
+    let any = arena.open::<Receiver<DynTensor>>("frames").unwrap();
+    assert_eq!(any.get().unwrap().dtype(), Dtype::U8);
+    arena.unpublish("frames").unwrap();
 }

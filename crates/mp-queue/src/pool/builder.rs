@@ -11,7 +11,7 @@ use shm_core::object::{Array, Object, ObjectKind};
 use super::Pool;
 use super::crew::{Crew, Options};
 use super::keeper::{keep, launch};
-use super::launcher::{Launcher, Processes, Threads};
+use super::launcher::{Launcher, Made, Processes, Threads};
 use super::link::DEPTH;
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::WaitPolicy;
@@ -43,7 +43,7 @@ pub struct Builder<S = ()> {
 
 fn launcher<F, S>(init: F) -> MakeLauncher
 where
-    F: Fn(usize) -> S + Copy + Send + Sync + 'static,
+    F: Fn(usize) -> Made<S> + Copy + Send + Sync + 'static,
     S: 'static,
 {
     Box::new(move |threads| {
@@ -70,7 +70,7 @@ impl Builder {
                 policy: WaitPolicy::default(),
             },
             threads: false,
-            launcher: launcher(|_| ()),
+            launcher: launcher(|_| Ok(())),
             state: PhantomData,
         }
     }
@@ -92,7 +92,8 @@ impl<S: 'static> Builder<S> {
     /// Makes each worker's state when it starts, from its place in the pool (from 0; a successor gets its predecessor's).
     /// Tasks that are submitted by a method ending in `_with` have it as `&mut`. `init` is a function item or a closure
     /// that captures nothing. If it panics, the worker ends; if that happens to one worker after the other, the pool gives
-    /// up with [`CrashLoop`](ErrorKind::CrashLoop).
+    /// up with [`CrashLoop`](ErrorKind::CrashLoop). One that may fail goes to [`try_init`](Builder::try_init): here a
+    /// `Result` would be the state.
     pub fn init<F, T>(self, init: F) -> Builder<T>
     where
         F: Fn(usize) -> T + Copy + Send + Sync + 'static,
@@ -101,7 +102,33 @@ impl<S: 'static> Builder<S> {
         Builder {
             options: self.options,
             threads: self.threads,
-            launcher: launcher(init),
+            launcher: launcher(move |rank| Ok(init(rank))),
+            state: PhantomData,
+        }
+    }
+
+    /// [`init`](Builder::init) with a function that may fail: the worker then ends with that error, as by a panic.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # spawn::init();
+    /// let pool = mp_queue::Pool::builder()
+    ///     .try_init(|_rank| std::fs::read("weights.bin"))
+    ///     .start()?;
+    /// let bytes = pool.call_with(|weights: &mut Vec<u8>, ()| Ok::<_, String>(weights.len()), ())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn try_init<F, T, E>(self, init: F) -> Builder<T>
+    where
+        F: Fn(usize) -> Result<T, E> + Copy + Send + Sync + 'static,
+        T: 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
+    {
+        Builder {
+            options: self.options,
+            threads: self.threads,
+            launcher: launcher(move |rank| init(rank).map_err(Into::into)),
             state: PhantomData,
         }
     }

@@ -34,6 +34,9 @@ impl Cause {
     }
 }
 
+/// A worker's state, or why there is none.
+pub(super) type Made<S> = std::result::Result<S, Box<dyn std::error::Error + Send + Sync>>;
+
 /// Is called once, when the worker has ended. It must not block.
 pub(super) type Told = Box<dyn FnOnce(End) + Send>;
 
@@ -63,7 +66,7 @@ pub(super) struct Processes<I>(pub(super) I);
 
 impl<I, S> Launcher for Processes<I>
 where
-    I: Fn(usize) -> S + Copy + Send + Sync + 'static,
+    I: Fn(usize) -> Made<S> + Copy + Send + Sync + 'static,
     S: 'static,
 {
     fn launch(&self, name: String, ends: Ends, told: Told) -> Result<Box<dyn Running>> {
@@ -119,7 +122,7 @@ pub(super) fn is_worker() -> bool {
 
 impl<I, S> Launcher for Threads<I>
 where
-    I: Fn(usize) -> S + Copy + Send + Sync + 'static,
+    I: Fn(usize) -> Made<S> + Copy + Send + Sync + 'static,
     S: 'static,
 {
     fn launch(&self, name: String, ends: Ends, told: Told) -> Result<Box<dyn Running>> {

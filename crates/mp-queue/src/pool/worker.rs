@@ -7,24 +7,30 @@ use shm_core::message::Incoming;
 use shm_core::turn::Found;
 
 use super::job::{Job, refusal};
+use super::launcher::Made;
 use super::link::{Ask, Ends, Form, Told};
 use crate::channel::{Channel, Got};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Deadline;
 
 /// How often a worker looks at its memory, at most: reading it takes some 20 µs.
 const LOOK_NS: u64 = 10_000_000;
 
 /// Works until the pool closes the lane, or a limit of the orders is reached.
-pub(super) fn serve<S: 'static>(mut ends: Ends, init: impl FnOnce(usize) -> S) -> Result<()> {
+pub(super) fn serve<S: 'static>(mut ends: Ends, init: impl FnOnce(usize) -> Made<S>) -> Result<()> {
     ends.check()?;
     let arena = ends.bell.arena().clone();
     let mut requests = Channel::over(ends.requests.object().clone());
     requests.set_policy(ends.orders.policy);
     let replies = Channel::over(ends.replies.object().clone());
+    let rank = ends.orders.rank;
+    let state = init(rank).map_err(|error| {
+        let text = format!("the state of worker {rank} could not be made: {error}");
+        Error::new(ErrorKind::NoWorker, text).because(error)
+    })?;
     let mut job = Job {
         arena,
-        state: Box::new(init(ends.orders.rank)) as Box<dyn Any>,
+        state: Box::new(state) as Box<dyn Any>,
         task: 0,
         since: 0,
         message: None,

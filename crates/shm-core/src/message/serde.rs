@@ -45,8 +45,9 @@ fn serialize_handle<S: Serializer>(
 fn foreign() -> Error {
     Error::new(
         ErrorKind::ForeignArena,
-        "the value holds a tensor (or queue) of another arena than the queue it is put into (or of another handle by which this process \
-         joined the same arena once more); copy it with `copy_into(queue.arena())`",
+        "the value holds a tensor (or queue) of another arena than the one that it is to be sent in (or of another handle by which this \
+         process joined the same arena once more); copy it there first with `copy_into(&arena)`: a queue is in `queue.arena()`, a name in \
+         the arena whose `publish` is called, and what is spawned gets its arguments in `Arena::current()?`",
     )
 }
 

@@ -268,7 +268,24 @@ fn a_size_that_no_machine_has_is_an_error() {
             matches!(error.kind(), ErrorKind::CapacityExhausted { .. }),
             "{error}"
         );
+        let text = error.to_string();
+        assert!(text.contains("more than the whole arena has"), "{text}");
     }
+    assert_empty(&arena);
+}
+
+#[test]
+fn an_arena_that_is_used_up_says_what_is_free_and_in_which_pieces() {
+    let arena = arena();
+    let half = arena.stats().capacity as usize / 2;
+    let first = Storage::allocate(&arena, half, Mode::Message).unwrap();
+    let text = Storage::allocate(&arena, half, Mode::Message)
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("are used up"), "{text}");
+    assert!(text.contains("the largest free piece has"), "{text}");
+    assert!(!text.contains("more than the whole arena"), "{text}");
+    drop(first);
     assert_empty(&arena);
 }
 

@@ -295,16 +295,14 @@ fn an_error_comes_home_as_itself() {
 }
 
 fn a_panic_under_abort_has_message_location_and_backtrace() {
-    // What `panic = "abort"` does: the hook runs, and nothing after it.
-    fn aborts(_rank: usize, _: ()) {
-        let hook = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            hook(info);
-            std::process::abort();
-        }));
+    // As with `panic = "abort"`: the hook runs, and nothing after it.
+    extern "C" fn no_way_out() {
         panic!("the last words");
     }
-    let line = line!() - 2;
+    fn aborts(_rank: usize, _: ()) {
+        no_way_out();
+    }
+    let line = line!() - 5;
     let error = builder()
         .env("RUST_BACKTRACE", "1")
         .spawn(aborts, (), 1)
@@ -320,7 +318,7 @@ fn a_panic_under_abort_has_message_location_and_backtrace() {
     else {
         panic!("{error:?}")
     };
-    assert_eq!(message, "the last words");
+    assert!(message.starts_with("the last words"), "{message}");
     assert!(
         location.starts_with(&format!("{}:{line}:", file!())),
         "{location}"

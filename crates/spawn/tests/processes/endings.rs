@@ -26,6 +26,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_killing_signal_is_named,
         an_abort_is_named,
         a_panic_that_aborts_still_has_its_message,
+        a_panic_that_was_caught_is_not_the_reason_of_a_later_abort,
         a_panic_while_another_unwinds_is_told_with_the_first_one,
         a_result_that_cannot_be_encoded_is_told,
         arguments_that_cannot_be_decoded_are_told,
@@ -268,6 +269,41 @@ fn a_panic_that_aborts_still_has_its_message() {
     };
     assert!(message.starts_with("the last words"), "{message}");
     assert!(location.starts_with(file!()), "{location}");
+}
+
+fn a_panic_that_was_caught_is_not_the_reason_of_a_later_abort() {
+    fn aborts(_rank: usize, panics: usize) {
+        for _ in 0..panics {
+            let _ = std::panic::catch_unwind(|| panic!("harmless"));
+        }
+        std::process::abort();
+    }
+    // The parent is told of the first panics only; what comes after them is in the recorder.
+    for panics in [1, 40] {
+        let error = failure(spawn(aborts, panics, 1));
+        assert!(
+            matches!(error.kind(), ErrorKind::ProcessExited { last_panic: Some(said), .. } if said.ends_with("harmless")),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(text.contains("was killed by SIGABRT"), "{text}");
+        assert!(text.contains("may have been caught"), "{text}");
+    }
+    // Many that were caught do not hide the one that ends the process.
+    fn ends(_rank: usize, _: ()) {
+        extern "C" fn no_way_out() {
+            panic!("the last words");
+        }
+        for _ in 0..40 {
+            let _ = std::panic::catch_unwind(|| panic!("harmless"));
+        }
+        no_way_out();
+    }
+    let error = failure(spawn(ends, (), 1));
+    assert!(
+        matches!(error.kind(), ErrorKind::ProcessPanicked { message, .. } if message.starts_with("the last words")),
+        "{error}"
+    );
 }
 
 fn a_panic_while_another_unwinds_is_told_with_the_first_one() {

@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_program_that_forgets_init_is_told_at_once,
         a_worker_that_never_reaches_init_is_told_after_the_deadline,
         a_worker_that_ends_before_init_is_told_at_once,
+        a_worker_that_calls_init_off_its_main_thread_is_told_at_once,
         a_worker_without_init_cannot_start_a_fork_bomb,
         no_processes_is_a_mistake,
     ];
@@ -44,6 +45,10 @@ pub(crate) fn without_init() -> Option<ExitCode> {
     if title.ends_with("[talker]") {
         eprintln!("no licence");
         return Some(ExitCode::FAILURE);
+    }
+    if title.ends_with("[astray]") {
+        let _ = std::thread::spawn(spawn::init).join();
+        return Some(ExitCode::SUCCESS);
     }
     if title.ends_with("[hasty]") {
         return Some(ExitCode::from(9));
@@ -107,6 +112,12 @@ fn a_worker_that_ends_before_init_is_told_at_once() {
             .contains("it exited with code 9 before it reached `init`"),
         "{error}"
     );
+}
+
+fn a_worker_that_calls_init_off_its_main_thread_is_told_at_once() {
+    let mut context = builder().name("astray").spawn(nothing, (), 1).unwrap();
+    let error = context.join().unwrap_err().to_string();
+    assert!(error.contains("init_in_test!()"), "{error}");
 }
 
 fn a_worker_without_init_cannot_start_a_fork_bomb() {

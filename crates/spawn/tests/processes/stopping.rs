@@ -99,6 +99,12 @@ fn terminating_is_told_as_an_interruption() {
         matches!(error.kind(), ErrorKind::Interrupted { worker: None }),
         "{error:?}"
     );
+    let text = error.to_string();
+    assert!(
+        text.starts_with("process 0 (\"sleeps.0\", pid ")
+            && text.contains(", with 1 more, was stopped on request"),
+        "{text}"
+    );
     assert!(context.pids().into_iter().all(|pid| !exists(pid)));
 }
 
