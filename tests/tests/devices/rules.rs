@@ -185,16 +185,23 @@ fn an_exclusive_tensor_that_is_still_held_is_not_sent() {
 }
 
 fn a_tensor_of_another_type_is_refused() {
-    fn look(_rank: usize, from: Receiver<Ints>) -> tensormp::Result<String> {
+    // What a message may hold is looked at when it is read: here one that says what it is, and one that does not.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Doubles(DeviceTensor<f64>);
+    #[derive(Debug, serde::Serialize, serde::Deserialize)]
+    struct Whole(DeviceTensor<i32>);
+    fn look(_rank: usize, from: Receiver<Whole>) -> tensormp::Result<String> {
         Ok(from.get().unwrap_err().to_string())
     }
     let session = machine();
-    let queue: Queue<DeviceTensor<f64>> = Queue::bounded(2).unwrap();
-    queue.put(DeviceTensor::zeros([2]).unwrap()).unwrap();
+    let queue: Queue<Doubles> = Queue::bounded(2).unwrap();
+    queue
+        .put(Doubles(DeviceTensor::zeros([2]).unwrap()))
+        .unwrap();
     // The same queue, believed to be of another type.
     let arena = Arena::current().unwrap();
     arena.publish("doubles", &queue).unwrap();
-    let lied: Queue<Ints> = arena.open("doubles").unwrap();
+    let lied: Queue<Whole> = arena.open("doubles").unwrap();
     let mut context = spawn(look, lied.receiver().clone(), 1).unwrap();
     let text = &context.join().unwrap()[0];
     assert!(text.contains("f64") && text.contains("i32"), "{text}");
