@@ -7,7 +7,7 @@
 //! step leaves a whole table, by the same rules as any queue: a token and an old table in its hands are handed back, a
 //! half-written table is void, and of two whole ones the later counts.
 //!
-//! Who only looks needs no token ([`look`]), so nobody who changes the table delays it, stopped or not: it reads the
+//! Who only looks needs no token (`look`), so nobody who changes the table delays it, stopped or not: it reads the
 //! newest whole table where that lies, takes references of its own, and then sees whether the table is still there.
 //!
 //! A published value is read where it lies: whoever opens it takes references of its own to what the message holds,
