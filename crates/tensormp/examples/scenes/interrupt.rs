@@ -29,8 +29,11 @@ pub(crate) fn watch() -> Result<()> {
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             match &*running {
                 Some(stop) => stop(),
-                // Nothing runs that would have to be stopped first.
-                None => std::process::exit(EXIT_CODE.into()),
+                // Nothing runs that would have to be stopped first; what is just being started ends with this process.
+                None => {
+                    eprintln!("scenes: interrupted");
+                    std::process::exit(EXIT_CODE.into());
+                }
             }
         }
     });
