@@ -307,19 +307,6 @@ fn still_held() -> Error {
 }
 
 impl Outgoing {
-    /// A message of what [`plain`] gave.
-    ///
-    /// # Errors
-    /// `OutOfRoom` when it needs a block of its own and there is none.
-    pub fn from_plain(arena: &Arena, bytes: &[u8]) -> Result<Self> {
-        arena.check_not_forked("sending a message")?;
-        let mut message = Self::default();
-        let mut draft = Draft::of(&[], 0, bytes);
-        let spill = spill_for(arena, 0, &draft)?;
-        message.finish(&mut draft, spill)?;
-        Ok(message)
-    }
-
     /// Whether it was put: its references are in the queue then, and what is left is nothing.
     #[inline]
     pub(crate) fn is_spent(&self) -> bool {
