@@ -30,6 +30,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"devtok\x01\0");
 pub(crate) enum Token {
     Exclusive(Tensor<u64>),
     Shared(SharedTensor<u64>),
+    /// Of a part that was lent by the tensor that has the token; it is not sent.
+    Lent,
 }
 
 impl Token {
@@ -37,18 +39,28 @@ impl Token {
         let words = match self {
             Self::Exclusive(token) => token.try_as_slice()?,
             Self::Shared(token) => token.try_as_slice()?,
+            Self::Lent => return Err(lent()),
         };
         words
             .try_into()
             .map_err(|_| malformed("a token of another length"))
     }
 
-    fn trace(&self) -> Trace {
+    fn trace(&self) -> Result<Trace> {
         match self {
-            Self::Exclusive(token) => Trace::of(token),
-            Self::Shared(token) => Trace::of(token),
+            Self::Exclusive(token) => Ok(Trace::of(token)),
+            Self::Shared(token) => Ok(Trace::of(token)),
+            Self::Lent => Err(lent()),
         }
     }
+}
+
+#[cold]
+pub(crate) fn lent() -> Error {
+    Error::new(
+        ErrorKind::StillHeld,
+        "a part of a device tensor cannot be sent by itself; send the tensor",
+    )
 }
 
 /// A tensor on a device, typed or not.
@@ -174,7 +186,7 @@ impl Body {
         place.check_alive(false)?;
         let stream = Stream::for_device(place.device())?;
         place.arrive(index, &stream)?;
-        let using = Use::begin(place, index, token.trace(), &stream);
+        let using = Use::begin(place, index, token.trace()?, &stream);
         if matches!(token, Token::Shared(_)) {
             using.was_shared();
         }
@@ -224,8 +236,8 @@ impl Body {
             Device::by_uuid(said.uuid)?,
         )?;
         Ok(match token {
-            Token::Exclusive(_) => body,
             Token::Shared(_) => body.freeze(),
+            Token::Exclusive(_) | Token::Lent => body,
         })
     }
 
@@ -262,7 +274,7 @@ impl Body {
     pub(crate) fn freeze(self) -> Self {
         let token = match self.token {
             Token::Exclusive(token) => Token::Shared(token.freeze()),
-            shared @ Token::Shared(_) => shared,
+            other => other,
         };
         Self { token, ..self }
     }
@@ -293,7 +305,7 @@ impl Body {
             geometry,
             stream,
         };
-        if matches!(body.token, Token::Shared(_)) {
+        if !matches!(body.token, Token::Exclusive(_)) {
             return Err(body);
         }
         match body.using.thaw(&body.stream) {
@@ -303,6 +315,15 @@ impl Body {
                 Err(body.freeze())
             }
         }
+    }
+
+    /// Whether this is the only handle of it, here, elsewhere and in messages.
+    pub(crate) fn is_sole(&self) -> bool {
+        Arc::strong_count(&self.using) == 1
+            && self
+                .token
+                .trace()
+                .is_ok_and(|trace| trace.references() <= 1)
     }
 
     pub(crate) fn device(&self) -> Device {
@@ -327,7 +348,7 @@ impl Body {
         Ok(self.address())
     }
 
-    fn address(&self) -> u64 {
+    pub(super) fn address(&self) -> u64 {
         let offset = self.geometry.offset() * self.geometry.dtype().size();
         self.using.address() + offset as u64
     }
@@ -340,7 +361,7 @@ impl Body {
     }
 
     /// The bytes from the first to the last element, and where they begin.
-    fn span(&self) -> (u64, usize) {
+    pub(super) fn span(&self) -> (u64, usize) {
         let span = self.geometry.byte_span();
         (self.using.address() + span.start as u64, span.len())
     }
@@ -428,57 +449,5 @@ impl Body {
         self.stream
             .driver()
             .fill(self.stream.raw()?, address, value, length as u64)
-    }
-
-    /// Overwrites the elements with another's, on the device.
-    pub(crate) fn copy_from(&self, from: &Self) -> Result<()> {
-        let fits = self.geometry.shape() == from.geometry.shape()
-            && self.geometry.is_contiguous()
-            && from.geometry.is_contiguous()
-            && self.device() == from.device();
-        if !fits {
-            return Err(Error::new(
-                ErrorKind::Shape,
-                format!(
-                    "a device tensor of shape {:?} on device {} was to be copied to one of shape {:?} on device {}; both must be contiguous and alike",
-                    from.geometry.shape(),
-                    from.device().ordinal(),
-                    self.geometry.shape(),
-                    self.device().ordinal()
-                ),
-            ));
-        }
-        self.using.place.check_alive(false)?;
-        let source = from.enter(&self.stream)?;
-        self.using.works_on(&self.stream);
-        let bytes = self.geometry.packed_bytes() as u64;
-        self.stream
-            .driver()
-            .copy(self.stream.raw()?, self.address(), source, bytes)?;
-        // What the source's stream does next comes after the copy has read it.
-        from.stream.wait_for(&self.stream)
-    }
-
-    /// A copy on `device`, in the order of that device's current stream.
-    pub(crate) fn copy_to(&self, stream: &Stream) -> Result<Self> {
-        self.using.place.check_alive(false)?;
-        let (address, length) = self.span();
-        let geometry = self.geometry.starting_at(self.geometry.byte_span().start)?;
-        let elements = length / self.geometry.dtype().size();
-        let mut copy = Self::new(self.geometry.dtype(), [elements], stream)?;
-        stream.wait_for(&self.stream)?;
-        let to = copy.using.address();
-        let driver = stream.driver();
-        if stream.device() == self.device() {
-            driver.copy(stream.raw()?, to, address, length as u64)?;
-        } else {
-            let [there, here] = [stream.device(), self.device()].map(Device::ordinal);
-            driver.copy_between(stream.raw()?, (there, to), (here, address), length as u64)?;
-        }
-        // The source is not written before the copy has read it.
-        self.stream.wait_for(stream)?;
-        self.using.works_on(&self.stream);
-        copy.geometry = geometry;
-        Ok(copy)
     }
 }

@@ -17,7 +17,7 @@ use crate::import::Import;
 use crate::layout::Path;
 use crate::memory::Memory;
 use crate::options::options;
-use crate::place::Place;
+use crate::place::{Late, Place};
 use crate::pool::{BlockRef, Pool, class_of};
 use crate::stats::{COUNTERS, Peer};
 use crate::stream::Stream;
@@ -117,9 +117,9 @@ impl Hub {
                     }
                     // Better to wait than to fail.
                     Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => {
-                        let waited = busy
-                            .pop()
-                            .map(|block| self.settle(&station, block, stream, PATIENCE));
+                        let waited = busy.pop().map(|block| {
+                            self.settle(&station, block, stream, Late::WaitsFor(PATIENCE))
+                        });
                         match waited {
                             Some(Ok(Ok(found))) => break Ok(found),
                             Some(Ok(Err(block))) => busy.push(block),
@@ -131,7 +131,7 @@ impl Hub {
                     Err(error) => break Err(error),
                 }
             };
-            match self.settle(&station, block, stream, Duration::ZERO) {
+            match self.settle(&station, block, stream, Late::IsLeft) {
                 Ok(Ok(found)) => break Ok(found),
                 Ok(Err(block)) => busy.push(block),
                 Err(error) => break Err(error),
@@ -153,14 +153,14 @@ impl Hub {
         station: &Arc<Station>,
         block: BlockRef,
         stream: &Stream,
-        patience: Duration,
+        late: Late,
     ) -> Result<Result<(BlockRef, Place), BlockRef>> {
         if block.memory.is_stuck(block.index) {
             return Ok(Err(block));
         }
         let place = Place::Home(block.memory.clone(), station.clone());
         let settled = (|| {
-            if !place.settle(block.index, stream, patience)? {
+            if !place.settle(block.index, stream, late)? {
                 return Ok(false);
             }
             for last in block.memory.take_after(block.index) {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use shm_core::object::Object;
 use shm_core::word::Owner;
+use smallvec::SmallVec;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,6 +25,15 @@ use crate::options::{Gate, options};
 use crate::sabotage;
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
+
+/// What becomes of a block whose last users are not done with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Late {
+    /// Another one is taken: the driver is asked, and nothing waits. Nobody's death can then stop the stream.
+    IsLeft,
+    /// There is no other. The stream waits, as that of a receiver does; with [`Gate::Host`] the thread, for so long.
+    WaitsFor(Duration),
+}
 
 /// Memory of this process, or of another one.
 #[derive(Clone, Debug)]
@@ -241,12 +251,11 @@ impl Place {
     }
 
     /// Makes sure that everybody is done who used the block, and clears what they said: before it is written again. Only who
-    /// is alone with the block calls it. `false` when somebody is not done yet, and `patience` is over.
-    ///
-    /// What another process said is asked for, and no stream waits for it: that process may be killed, and the stream would
-    /// wait for ever. What this process said, `stream` waits for.
-    pub(crate) fn settle(&self, index: u32, stream: &Stream, patience: Duration) -> Result<bool> {
+    /// is alone with the block calls it. `false` when somebody is not done yet, and another block will do.
+    pub(crate) fn settle(&self, index: u32, stream: &Stream, late: Late) -> Result<bool> {
         let mut waited = false;
+        // Cleared together in the end: if the block is left after all, the next to come waits for all of it.
+        let mut over = SmallVec::<[(u64, Mark); 6]>::new();
         for word in block::RELEASES.chain(std::iter::once(block::READY)) {
             let mark = self.mark(index, word);
             let (id, who) = match mark {
@@ -256,13 +265,13 @@ impl Place {
                     continue;
                 }
                 _ => {
-                    self.set(index, word, mark.cleared());
+                    over.push((word, mark.cleared()));
                     continue;
                 }
             };
             // Who released had waited for the writer.
             if word != block::READY || !waited {
-                match self.finish(stream, id, who, patience) {
+                match self.finish(stream, id, who, late) {
                     Ok(true) => waited = true,
                     Ok(false) => return Ok(false),
                     Err(error) if *error.kind() == ErrorKind::WriterGone => {
@@ -272,26 +281,36 @@ impl Place {
                     Err(error) => return Err(error),
                 }
             }
-            self.set(index, word, Mark::Bound(id));
+            over.push((word, Mark::Bound(id)));
+        }
+        for (word, mark) in over {
+            self.set(index, word, mark);
         }
         Ok(true)
     }
 
-    fn finish(&self, stream: &Stream, id: EventId, who: Owner, patience: Duration) -> Result<bool> {
+    /// Makes `stream` wait for what a process recorded, or looks whether it has happened.
+    fn finish(&self, stream: &Stream, id: EventId, who: Owner, late: Late) -> Result<bool> {
         let event = self.event(id)?;
+        let (driver, arena) = (stream.driver(), self.object().arena());
         if who == self.me() {
-            stream.driver().wait(stream.raw()?, event.raw()?)?;
+            driver.wait(stream.raw()?, event.raw()?)?;
             return Ok(true);
         }
-        if stream.driver().has_happened(event.raw()?)? {
-            return Ok(true);
-        }
-        if patience.is_zero() && self.object().arena().is_present(who) {
-            return Ok(false);
-        }
-        match self.wait_here(&event, who, patience) {
-            Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(false),
-            other => other.map(|()| true),
+        match (late, options().gate) {
+            (Late::WaitsFor(_), Gate::Stream) if arena.is_present(who) => {
+                stream.wait_for_peer(&event, who, arena)?;
+                Ok(true)
+            }
+            (Late::IsLeft, _) if arena.is_present(who) => driver.has_happened(event.raw()?),
+            (Late::WaitsFor(patience), _) => match self.wait_here(&event, who, patience) {
+                Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(false),
+                other => other.map(|()| true),
+            },
+            (Late::IsLeft, _) => match driver.has_happened(event.raw()?)? {
+                true => Ok(true),
+                false => Err(writer_gone(who)),
+            },
         }
     }
 

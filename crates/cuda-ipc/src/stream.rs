@@ -33,6 +33,8 @@ struct Inner {
     raw: Option<RawStream>,
     /// An event of one's own, by which other streams are made to wait; made when it is first needed.
     scratch: Mutex<Option<RawEvent>>,
+    /// Events of one's own that moments are done with.
+    spare: Mutex<Vec<RawEvent>>,
     /// Events of other processes that the stream waits for, as far as is known, and who recorded them.
     awaited: Mutex<HashMap<usize, Awaited>>,
     /// It waits for a process that is dead, and will for ever.
@@ -136,6 +138,7 @@ impl Stream {
             device,
             raw: Some(raw),
             scratch: Mutex::new(None),
+            spare: Mutex::default(),
             awaited: Mutex::default(),
             stuck: AtomicBool::new(false),
         });
@@ -362,6 +365,14 @@ impl Stream {
             || (self.device() == other.device() && self.as_raw() == other.as_raw())
     }
 
+    pub(crate) fn take_spare(&self) -> Option<RawEvent> {
+        self.0.spare.lock().pop()
+    }
+
+    pub(crate) fn give_spare(&self, event: RawEvent) {
+        self.0.spare.lock().push(event);
+    }
+
     pub(crate) fn raw(&self) -> Result<&RawStream> {
         self.0
             .raw
@@ -403,14 +414,12 @@ impl Drop for Inner {
         if check_not_forked().is_err() {
             return;
         }
-        let gone = [
-            self.scratch
-                .get_mut()
-                .take()
-                .map(|event| self.driver.drop_event(event)),
-            self.raw.take().map(|raw| self.driver.drop_stream(raw)),
-        ];
-        for error in gone.into_iter().flatten().filter_map(Result::err) {
+        let spare = std::mem::take(self.spare.get_mut());
+        let events = spare.into_iter().chain(self.scratch.get_mut().take());
+        let gone = events
+            .map(|event| self.driver.drop_event(event))
+            .chain(self.raw.take().map(|raw| self.driver.drop_stream(raw)));
+        for error in gone.filter_map(Result::err) {
             tracing::warn!(%error, "a stream could not be destroyed");
         }
     }

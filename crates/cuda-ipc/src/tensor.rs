@@ -111,6 +111,14 @@ impl<T: Element> DeviceTensor<T> {
         Ok(Self::over(body))
     }
 
+    /// A tensor of elements that are whatever was there before, on the current stream: to be written first.
+    ///
+    /// # Errors
+    /// When there is no device, or it has no room.
+    pub fn uninit(shape: impl Into<Shape>) -> Result<Self> {
+        Body::new(T::DTYPE, shape, &Stream::current()?).map(Self::over)
+    }
+
     /// A fixed set of tensors of zeros that go round between processes, on the current stream: one allocation, with the
     /// events that it takes to send them made beforehand. Whoever receives one opens the allocation and the events once; from
     /// then on a hand-over opens, makes and closes nothing. Put them into a queue, take one to write, send it on, and send it
@@ -185,12 +193,11 @@ impl<T: Element> DeviceTensor<T> {
         self.body.write(from)
     }
 
-    /// Overwrites the elements with those of another tensor of the same device, in the order of this tensor's stream, which
-    /// waits for the other's. No thread waits.
+    /// Overwrites the elements with those of another tensor, of this device or another one, in the order of this tensor's
+    /// stream, which waits for the other's. No thread waits.
     ///
     /// # Errors
-    /// When the shapes differ, one of the two is not contiguous or on another device, an origin has ended, or what the
-    /// driver answers.
+    /// When the shapes differ, one of the two is not contiguous, an origin has ended, or what the driver answers.
     pub fn copy_from(&mut self, from: &DeviceTensor<T>) -> Result<()> {
         self.body.copy_from(&from.body)
     }

@@ -8,7 +8,7 @@ use shm_core::message::{refuse, refuse_to_write};
 use shm_core::tensor::Geometry;
 use shm_core::{DynTensor, SharedTensor, Tensor};
 
-use crate::body::{Body, Token};
+use crate::body::{Body, Token, lent};
 use crate::device::{Device, Uuid};
 use crate::error::{Error, Result};
 use crate::hub::Hub;
@@ -17,7 +17,8 @@ use crate::place::Place;
 use crate::stats::COUNTERS;
 
 /// How elements lie, as bytes of the arena's own encoding.
-struct Lies(Geometry);
+#[derive(Clone, Debug)]
+pub(crate) struct Lies(pub(crate) Geometry);
 
 impl Serialize for Lies {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -50,8 +51,8 @@ impl<'de> Deserialize<'de> for Lies {
 }
 
 /// What is in a message. `K` is the token, or the copy's bytes.
-#[derive(Serialize, Deserialize)]
-enum Wire<K, H> {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Wire<K, H> {
     /// The token.
     Block(K, Lies),
     /// A copy of the elements, and the device they were on.
@@ -72,6 +73,7 @@ pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::
             Token::Shared(_) => {
                 Wire::<(), _>::Copy(bytes.freeze(), lies, uuid).serialize(serializer)
             }
+            Token::Lent => Err(fail(lent())),
         };
     }
     body.using.place.check_alive(false).map_err(fail)?;
@@ -91,13 +93,14 @@ pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::
             body.using.share(&body.stream).map_err(fail)?;
             Wire::<_, ()>::Block(token, lies).serialize(serializer)
         }
+        Token::Lent => Err(fail(lent())),
     };
     COUNTERS.sent.add(1);
     written
 }
 
 /// A copy of the bytes from the first to the last element, in the arena, and how the elements lie in it.
-fn copy_to_host(body: &Body) -> Result<(Tensor<u8>, Lies)> {
+pub(crate) fn copy_to_host(body: &Body) -> Result<(Tensor<u8>, Lies)> {
     let span = body.geometry.byte_span();
     let hub = Hub::get()?;
     let mut bytes = Tensor::<u8>::uninit_in(&hub.arena, span.len())?;
@@ -154,8 +157,8 @@ impl Arriving for DynTensor {
     }
 }
 
-fn deserialize<'de, K: Arriving, D: Deserializer<'de>>(deserializer: D) -> Result<Body, D::Error> {
-    let read = |wire| match wire {
+fn arrive<K: Arriving>(wire: Wire<K, K::Copy>) -> Result<Body> {
+    match wire {
         Wire::Block(token, Lies(geometry)) => Body::arrive(K::token(token)?, geometry),
         Wire::Copy(copy, Lies(geometry), uuid) => {
             let (bytes, exclusive) = K::bytes(&copy)?;
@@ -163,9 +166,38 @@ fn deserialize<'de, K: Arriving, D: Deserializer<'de>>(deserializer: D) -> Resul
             let body = Body::from_copy(bytes, geometry, device)?;
             Ok(if exclusive { body } else { body.freeze() })
         }
-    };
+    }
+}
+
+fn deserialize<'de, K: Arriving, D: Deserializer<'de>>(deserializer: D) -> Result<Body, D::Error> {
     let wire = Wire::<K, K::Copy>::deserialize(deserializer)?;
-    read(wire).map_err(|error| refuse(error.into()))
+    arrive(wire).map_err(|error| refuse(error.into()))
+}
+
+/// What a shared device tensor is on its way.
+pub(crate) type Parcel = Wire<SharedTensor<u64>, SharedTensor<u8>>;
+
+/// Makes a shared device tensor ready for its way: *ready* is recorded, or a copy made.
+pub(crate) fn seal(body: &Body) -> Result<Parcel> {
+    let Token::Shared(token) = &body.token else {
+        return Err(lent());
+    };
+    if body.path() == Path::Host {
+        let (bytes, lies) = copy_to_host(body)?;
+        COUNTERS.staged.add(1);
+        let uuid = body.device().uuid().to_words();
+        COUNTERS.sent.add(1);
+        return Ok(Wire::Copy(bytes.freeze(), lies, uuid));
+    }
+    body.using.place.check_alive(false)?;
+    body.using.share(&body.stream)?;
+    COUNTERS.sent.add(1);
+    Ok(Wire::Block(token.clone(), Lies(body.geometry)))
+}
+
+/// Opens what [`seal`] made, here.
+pub(crate) fn open(parcel: Parcel) -> Result<Body> {
+    arrive(parcel)
 }
 
 /// Takes an exclusive device tensor out of the message that is being read.

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use crate::driver::check_not_forked;
 use crate::error::{Error, ErrorKind, Result};
-use crate::place::Place;
+use crate::place::{Late, Place};
 use crate::stream::Stream;
 
 /// How long readers that have let go may take to be done.
@@ -124,7 +124,10 @@ impl Use {
         }
         let mut published = self.published.lock();
         if *published {
-            if !self.place.settle(self.index, stream, PATIENCE)? {
+            if !self
+                .place
+                .settle(self.index, stream, Late::WaitsFor(PATIENCE))?
+            {
                 return Err(Error::new(
                     ErrorKind::TimedOut,
                     format!("those who read a device tensor were not done within {PATIENCE:?}"),
