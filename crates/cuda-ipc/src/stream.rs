@@ -306,7 +306,20 @@ impl Stream {
         };
         // Under the lock: a wait is for the record before it.
         driver.record(event, other.raw()?)?;
-        driver.wait(self.raw()?, event)
+        driver.wait(self.raw()?, event)?;
+        drop(scratch);
+        // What the other waits for, this one does, too: by way of it, on another device perhaps.
+        let inherited: Vec<_> = {
+            let awaited = other.0.awaited.lock();
+            awaited
+                .iter()
+                .map(|(key, one)| (*key, one.clone()))
+                .collect()
+        };
+        if !inherited.is_empty() {
+            self.0.awaited.lock().extend(inherited);
+        }
+        Ok(())
     }
 
     /// Makes this the current stream of the thread for as long as `f` runs: tensors that are made or received in it are on

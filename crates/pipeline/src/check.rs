@@ -6,6 +6,7 @@ use shm_core::Arena;
 use spawn::Stdin;
 
 use crate::client::Client;
+use crate::device::check_places;
 use crate::error::{Error, Result};
 use crate::route::{Backpressure, Delivery};
 use crate::spec::{Layout, TensorSpec};
@@ -83,7 +84,7 @@ pub(crate) fn check(
                 let before = index
                     .checked_sub(1)
                     .map(|before| (&steps[before], &specs[before][..]));
-                check_specs(step, number, group, before, index == last)
+                check_specs(step, number, group, before, (index == last, devices))
             })
             .collect::<Result<_>>()?;
         specs.push(of_groups);
@@ -368,7 +369,7 @@ fn check_specs(
     number: usize,
     group: &QueueGroup,
     before: Option<(&Step, &[Vec<TensorSpec>])>,
-    is_last: bool,
+    (is_last, devices): (bool, &dyn Fn() -> Result<usize, String>),
 ) -> Result<Vec<TensorSpec>> {
     if is_last
         && group
@@ -422,7 +423,9 @@ fn check_specs(
         .maker
         .output_spec(input)
         .map_err(|error| refuse(step, Some(number), "output_spec", error))?;
-    Layout::of(&specs).map_err(|error| refuse(step, Some(number), "output_spec", error))?;
+    Layout::anywhere(&specs)
+        .and_then(|_| check_places(group, &specs, devices))
+        .map_err(|error| refuse(step, Some(number), "output_spec", error))?;
     if step.segments > 1 && specs.is_empty() {
         return Err(refuse(
             step,

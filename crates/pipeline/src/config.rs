@@ -275,6 +275,7 @@ impl Config {
             let maker = maker(provider, known, &stage, Value::Object(params), lenient)
                 .map_err(|error| Error::invalid(format!("{at}, {error}")))?;
             let mut group = QueueGroup::made_by(maker).devices(devices);
+            group.on_cpu = self.on_cpu;
             group.in_queue = in_queue;
             group.out_queues = out_queues;
             if let Some(selector) = selector {

@@ -45,6 +45,10 @@ pub enum ErrorKind {
     TimedOut,
     /// A file of a run could not be read or written.
     File,
+    /// A slot on a device: the source says more.
+    Device,
+    /// What a slot on a device held was lost with the process that wrote it.
+    Lost,
 }
 
 impl Error {

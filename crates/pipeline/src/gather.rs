@@ -149,17 +149,7 @@ pub(crate) fn concatenate(inputs: &[Input], slot: &mut OutputSlot) -> Result<()>
                 if shape.is_some() && of_part.is_empty() {
                     continue;
                 }
-                let from = input.bytes_in(part, tensor)?;
-                let place = slot.bytes_mut(tensor)?.get_mut(at..at + from.len());
-                let Some(place) = place else {
-                    return Err(crate::error::Error::invalid(format!(
-                        "{} inputs do not fit a slot with {}",
-                        inputs.len(),
-                        slot.specs()[tensor]
-                    )));
-                };
-                place.copy_from_slice(from);
-                at += from.len();
+                at += slot.copy_in(tensor, at, input, part)?;
                 match &mut shape {
                     None => shape = Some(of_part.to_vec()),
                     Some(shape) => shape[0] += of_part[0],

@@ -6,14 +6,16 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::clock::now_ns;
-use shm_core::{Element, Tensor, elements_of};
+use shm_core::{Element, elements_of};
+
+use crate::device::{Copying, Store};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::item::{Attached, Item, Member, Share, View, share_of};
 use crate::output::Beside;
 use crate::spec::{Layout, TensorSpec};
-use crate::time_card::{Entry, TimeCard};
+use crate::time_card::{Entry, Outcome, TimeCard};
 
 /// What is known of an item while this process has it. The card goes home when the last who has it lets go.
 #[derive(Debug)]
@@ -124,44 +126,73 @@ pub(crate) struct Reading {
     home: Arc<Home>,
     layout: Arc<Layout>,
     /// `None` once it has been passed on.
-    share: Option<Share>,
+    held: Option<Held>,
+    copying: Copying,
+}
+
+/// The slot itself.
+#[derive(Debug)]
+struct Held {
+    rank: u32,
+    slot: u32,
+    store: Store,
+    views: Vec<View>,
 }
 
 impl Reading {
     pub(crate) fn begin(home: &Arc<Home>, share: Share) -> Result<Self> {
-        let known = home.upstream.get(&share.rank).ok_or_else(|| {
+        let Share {
+            rank,
+            slot,
+            memory,
+            views,
+        } = share;
+        let known = home.upstream.get(&rank).ok_or_else(|| {
             Error::invalid(format!(
-                "a slot of process {} arrived, which no step before this one has",
-                share.rank
+                "a slot of process {rank} arrived, which no step before this one has"
             ))
         })?;
         let layout = Arc::clone(&known.layout);
+        let store = memory.open()?;
         let all_within = || {
-            let mut views = share.views.iter().zip(&layout.tensors);
-            share.views.len() == layout.tensors.len()
-                && views.all(|(view, place)| {
+            let mut pairs = views.iter().zip(&layout.tensors);
+            views.len() == layout.tensors.len()
+                && pairs.all(|(view, place)| {
                     numel(&view.shape)
                         .and_then(|numel| numel.checked_add(view.start))
                         .is_some_and(|end| end <= place.numel)
                 })
         };
-        let fits = share.memory.len() >= layout.bytes && (share.views.is_empty() || all_within());
-        if !fits {
+        if store.len() < layout.bytes || !(views.is_empty() || all_within()) {
             return Err(Error::invalid(format!(
-                "slot {} of process {} arrived with tensors that are not its own",
-                share.slot, share.rank
+                "slot {slot} of process {rank} arrived with tensors that are not its own"
             )));
         }
-        home.board.hold(share.rank, share.slot, home.rank);
-        Ok(Self {
+        home.board.hold(rank, slot, home.rank);
+        let mut reading = Self {
             home: Arc::clone(home),
             layout,
-            share: Some(share),
-        })
+            held: Some(Held {
+                rank,
+                slot,
+                store,
+                views,
+            }),
+            copying: Copying::default(),
+        };
+        let held = reading.held()?;
+        let brought = held
+            .store
+            .brought_to(home.device, &reading.layout, &held.views)?;
+        if let Some((store, copying)) = brought {
+            reading.replace(store);
+            reading.copying = copying;
+        }
+        Ok(reading)
     }
 
-    fn share(&self) -> Result<&Share> {
-        self.share
+    fn held(&self) -> Result<&Held> {
+        self.held
             .as_ref()
             .ok_or_else(|| Error::invalid("a slot was read after it had been passed on"))
     }
@@ -172,75 +203,84 @@ impl Reading {
     }
 
     fn bytes(&self, index: usize) -> Result<&[u8]> {
-        let place = self.layout.at(index)?;
-        let share = self.share()?;
-        let view = self.view(index)?;
-        let size = place.dtype.size();
-        let start = place.offset + view.start * size;
-        let len = numel(&view.shape).unwrap_or(0) * size;
+        let (store, range) = self.valid(index)?;
         // In bounds: checked when it arrived.
-        let bytes = share.memory.try_as_slice()?;
-        Ok(bytes.get(start..start + len).unwrap_or(&[]))
+        Ok(store.bytes()?.get(range).unwrap_or(&[]))
+    }
+
+    /// Where the valid elements of a tensor lie.
+    fn valid(&self, index: usize) -> Result<(&Store, std::ops::Range<usize>)> {
+        let range = self.layout.at(index)?.bytes_of(self.view(index)?);
+        Ok((&self.held()?.store, range))
     }
 
     fn view(&self, index: usize) -> Result<&View> {
         self.layout.at(index)?;
         // As many as there are tensors: checked when it arrived.
-        let own = self.share()?.views.get(index);
+        let own = self.held()?.views.get(index);
         Ok(own.unwrap_or(&self.layout.whole[index]))
     }
 
     /// Copies what is read into memory of its own, and lets go of the slot.
     fn detach(&mut self) -> Result<()> {
-        let share = self.share()?;
-        if share.slot == NO_SLOT {
-            return Ok(());
+        let held = self.held()?;
+        if held.slot != NO_SLOT {
+            let copy = held.store.detached(&self.layout, &held.views)?;
+            self.replace(copy);
         }
-        let mut copy = Tensor::<u8>::zeros([self.layout.bytes.max(1)])?;
-        let to = copy.try_as_mut_slice()?;
-        for index in 0..self.layout.tensors.len() {
-            let (place, view) = (self.layout.at(index)?, self.view(index)?);
-            let start = place.offset + view.start * place.dtype.size();
-            let from = self.bytes(index)?;
-            if let Some(to) = to.get_mut(start..start + from.len()) {
-                to.copy_from_slice(from);
-            }
-        }
-        let copied = Share {
-            rank: share.rank,
+        Ok(())
+    }
+
+    /// From now on a copy is read, and the slot given back.
+    fn replace(&mut self, store: Store) {
+        let Some(held) = &mut self.held else { return };
+        let copied = Held {
+            rank: held.rank,
             slot: NO_SLOT,
-            memory: copy.freeze(),
-            views: share.views.clone(),
+            store,
+            views: held.views.clone(),
         };
         // What is replaced is let go of as if it were dropped.
         drop(Self {
             home: Arc::clone(&self.home),
             layout: Arc::clone(&self.layout),
-            share: self.share.replace(copied),
+            held: self.held.replace(copied),
+            copying: Copying::default(),
         });
-        Ok(())
     }
 
-    /// The share itself, to be passed on to the next step.
-    pub(crate) fn pass_on(mut self) -> Option<Share> {
-        let share = self.share.take()?;
-        self.home
-            .board
-            .let_go(share.rank, share.slot, self.home.rank);
-        Some(share)
+    /// The slot itself, to be passed on to the next step.
+    pub(crate) fn pass_on(mut self) -> Result<Option<Share>> {
+        let Some(held) = self.held.take() else {
+            return Ok(None);
+        };
+        let Held {
+            rank,
+            slot,
+            store,
+            views,
+        } = held;
+        let memory = store.send()?;
+        self.home.board.let_go(rank, slot, self.home.rank);
+        Ok(Some(Share {
+            rank,
+            slot,
+            memory,
+            views,
+        }))
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        let Some(Share {
-            rank, slot, memory, ..
-        }) = self.share.take()
+        let Some(Held {
+            rank, slot, store, ..
+        }) = self.held.take()
         else {
             return;
         };
         self.home.board.let_go(rank, slot, self.home.rank);
-        drop(memory);
+        drop(store);
         // After the reference is gone: whoever is woken finds the slot free.
         if let Some(known) = self.home.upstream.get(&rank) {
             known.freed.set();
@@ -283,7 +323,12 @@ impl Input {
             .shares
             .into_iter()
             .map(|share| Reading::begin(home, share))
-            .collect::<Result<_>>()?;
+            .collect::<Result<_>>()
+            .inspect_err(|error| {
+                if *error.kind() == ErrorKind::Lost {
+                    card.edit(|card| card.outcome = Outcome::Failed);
+                }
+            })?;
         Ok(Self {
             readings,
             card,
@@ -299,6 +344,34 @@ impl Input {
 
     pub(crate) fn card(&self) -> &Arc<Card> {
         &self.card
+    }
+
+    /// Where the valid elements of tensor `index` lie, in the slot `slot` of those it is in.
+    pub(crate) fn valid_in(
+        &self,
+        slot: usize,
+        index: usize,
+    ) -> Result<(&Store, std::ops::Range<usize>)> {
+        self.reading(slot)?.valid(index)
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn check_dtype<T: Element>(&self, slot: usize, index: usize) -> Result<()> {
+        self.reading(slot)?.layout.place::<T>(index).map(drop)
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn home(&self) -> &Home {
+        &self.card.home
+    }
+
+    /// Notes when copies were over that were begun when it arrived.
+    fn note_copies(&mut self) {
+        for reading in &mut self.readings {
+            if reading.copying.came_to_an_end() {
+                self.card.edit(|card| card.copy_done = now_ns());
+            }
+        }
     }
 
     /// The item's number in the run.
@@ -467,20 +540,22 @@ impl Input {
         self.card.edit(|card| card.copy_done = now_ns());
     }
 
-    pub(crate) fn take_apart(mut self) -> (Vec<Share>, Beside) {
+    pub(crate) fn take_apart(mut self) -> Result<(Vec<Share>, Beside)> {
+        self.note_copies();
         let shares = self
             .readings
             .drain(..)
-            .filter_map(Reading::pass_on)
-            .collect();
+            .filter_map(|reading| reading.pass_on().transpose())
+            .collect::<Result<_>>()?;
         let payload = std::mem::take(&mut self.payload);
         let beside = (self.sequence, self.tag, payload, self.attached.take());
-        (shares, beside)
+        Ok((shares, beside))
     }
 }
 
 impl Drop for Input {
     fn drop(&mut self) {
+        self.note_copies();
         self.readings.clear();
         self.card.edit(|card| {
             if card.released == 0 {

@@ -8,7 +8,7 @@ use mp_queue::{ErrorKind as QueueErrorKind, Receiver};
 use shm_core::clock::now_ns;
 
 use crate::board::State;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
 use crate::item::Item;
@@ -73,7 +73,11 @@ impl Intake {
                 if item.gone {
                     continue;
                 }
-                return Ok(Next::Item(Input::new(home, item, asked, receipt)?));
+                match Input::new(home, item, asked, receipt) {
+                    // Its card says so.
+                    Err(error) if *error.kind() == ErrorKind::Lost => continue,
+                    input => return Ok(Next::Item(input?)),
+                }
             }
             if self.ended {
                 return Ok(Next::End);
@@ -98,7 +102,10 @@ impl Intake {
             match &mut self.order {
                 Some(order) => order.put((item, receipt, asked)),
                 None if item.gone => {}
-                None => return Ok(Next::Item(Input::new(home, item, asked, receipt)?)),
+                None => match Input::new(home, item, asked, receipt) {
+                    Err(error) if *error.kind() == ErrorKind::Lost => {}
+                    input => return Ok(Next::Item(input?)),
+                },
             }
         }
     }

@@ -8,7 +8,9 @@ use crate::error::Result;
 use mp_queue::{Queue, Receiver};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use shm_core::{Arena, SharedTensor, message};
+use shm_core::{Arena, message};
+
+use crate::device::Memory;
 
 /// A value that holds tensors, on its way beside a slot: in a queue of its own, since it is read only when its type is
 /// known, and may have to wait for that in a dead process's ledger.
@@ -57,7 +59,7 @@ pub(crate) struct Share {
     /// The process whose slot it is.
     pub(crate) rank: u32,
     pub(crate) slot: u32,
-    pub(crate) memory: SharedTensor<u8>,
+    pub(crate) memory: Memory,
     /// One a tensor; none where all of each is valid.
     pub(crate) views: Vec<View>,
 }

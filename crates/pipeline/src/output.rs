@@ -240,7 +240,7 @@ impl Output {
             std::mem::take(&mut slot.payload),
             slot.attached.take(),
         );
-        let shares = slot.into_share().into_iter().collect();
+        let shares = slot.into_share()?.into_iter().collect();
         self.put(shares, beside, cards, acquired)
     }
 
@@ -278,7 +278,7 @@ impl Output {
         let mut shares = Vec::new();
         let mut beside = None;
         for input in inputs {
-            let (of_one, of_it) = input.take_apart();
+            let (of_one, of_it) = input.take_apart()?;
             shares.extend(of_one);
             beside.get_or_insert(of_it);
         }

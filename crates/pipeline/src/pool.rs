@@ -13,6 +13,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::{Element, SharedTensor, Tensor, elements_of_mut};
 
+use crate::device::{Store, Writable, make_slots};
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::input::numel;
 use crate::item::{Attached, Share, View};
@@ -25,13 +27,15 @@ pub(crate) struct Pool {
     pub(crate) layout: Arc<Layout>,
     /// Set by readers when a slot may be free again.
     pub(crate) freed: Event,
+    /// The device they lie on; `None` for the arena.
+    place: Option<u32>,
     slots: Mutex<Places>,
 }
 
 #[derive(Debug)]
 struct Places {
     /// `None` while the slot is loaned.
-    slots: Vec<Option<SharedTensor<u8>>>,
+    slots: Vec<Option<Store>>,
     /// Where the next search begins.
     next: usize,
 }
@@ -41,9 +45,11 @@ impl Pool {
         rank: u32,
         layout: Arc<Layout>,
         freed: Event,
-        slots: Vec<SharedTensor<u8>>,
+        place: Option<u32>,
+        slots: Vec<Store>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            place,
             rank,
             layout,
             freed,
@@ -64,7 +70,7 @@ impl Pool {
         let count = places.slots.len();
         for turn in 0..count {
             let index = (places.next + turn) % count;
-            if let Some(tensor) = thaw(&mut places.slots[index]) {
+            if let Some(tensor) = Store::thaw(&mut places.slots[index]) {
                 places.next = index + 1;
                 return Some(OutputSlot {
                     pool: Arc::clone(self),
@@ -87,12 +93,15 @@ impl Pool {
     pub(crate) fn touch(&self) {
         const PAGE: usize = 4096;
         for place in &mut self.slots.lock().slots {
-            if let Some(mut tensor) = thaw(place) {
-                if let Ok(bytes) = tensor.try_as_mut_slice() {
+            if self.place.is_some() {
+                continue;
+            }
+            if let Some(mut tensor) = Store::thaw(place) {
+                if let Ok(bytes) = tensor.bytes() {
                     bytes.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
                 }
                 *place = Some(tensor.freeze());
-            } else if let Some(shared) = place {
+            } else if let Some(Store::Host(shared)) = place {
                 // A reader looks at it at this moment; the page is there all the same.
                 touch(shared);
             }
@@ -104,7 +113,13 @@ impl Pool {
     pub(crate) fn renew(&self, is_lost: impl Fn(u32) -> bool) -> Result<bool> {
         for (index, place) in self.slots.lock().slots.iter_mut().enumerate() {
             if place.is_some() && is_lost(index as u32) {
-                *place = Some(Tensor::<u8>::zeros([self.layout.bytes.max(1)])?.freeze());
+                *place = match self.place {
+                    None => {
+                        let memory = Tensor::<u8>::zeros([self.layout.bytes.max(1)])?;
+                        Some(Store::Host(memory.freeze()))
+                    }
+                    Some(device) => make_slots(device, 1, self.layout.bytes)?.pop(),
+                };
                 return Ok(true);
             }
         }
@@ -121,15 +136,12 @@ impl Pool {
         let mut places = self.slots.lock();
         let mut used = 0;
         for place in &mut places.slots {
-            match thaw(place) {
-                Some(tensor) => *place = Some(tensor.freeze()),
-                None => used += 1,
-            }
+            used += u32::from(!Store::is_free(place));
         }
         used
     }
 
-    fn give_back(&self, index: usize, slot: SharedTensor<u8>) {
+    fn give_back(&self, index: usize, slot: Store) {
         if let Some(place) = self.slots.lock().slots.get_mut(index) {
             *place = Some(slot);
         }
@@ -149,24 +161,13 @@ pub(crate) fn touch(memory: &SharedTensor<u8>) {
     }
 }
 
-/// The slot to write, if nobody reads it.
-fn thaw(place: &mut Option<SharedTensor<u8>>) -> Option<Tensor<u8>> {
-    match place.take()?.try_thaw() {
-        Ok(tensor) => Some(tensor),
-        Err(shared) => {
-            *place = Some(shared);
-            None
-        }
-    }
-}
-
 /// A slot to write: nobody else has it. Dropping it gives it back unpublished.
 #[derive(Debug)]
 pub struct OutputSlot {
     pool: Arc<Pool>,
     index: usize,
     /// `None` once it is published.
-    tensor: Option<Tensor<u8>>,
+    tensor: Option<Writable>,
     /// None while all of each tensor is valid.
     views: Vec<View>,
     pub(crate) sequence: u64,
@@ -185,10 +186,22 @@ impl OutputSlot {
     }
 
     fn bytes(&mut self) -> Result<&mut [u8]> {
-        match &mut self.tensor {
-            Some(tensor) => Ok(tensor.try_as_mut_slice()?),
-            None => Err(Error::invalid("a slot was written after it was published")),
-        }
+        self.writable()?.bytes()
+    }
+
+    pub(crate) fn writable(&mut self) -> Result<&mut Writable> {
+        self.tensor
+            .as_mut()
+            .ok_or_else(|| Error::invalid("a slot was written after it was published"))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn peek(&self) -> Option<&Writable> {
+        self.tensor.as_ref()
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.pool.layout
     }
 
     /// All elements of tensor `index`, row-major, to write. They hold what the last user of the slot left.
@@ -325,16 +338,22 @@ impl OutputSlot {
     }
 
     /// Gives up writing: one reference to be published.
-    pub(crate) fn into_share(mut self) -> Option<Share> {
-        let shared = self.tensor.take()?.freeze();
-        let memory = shared.clone();
+    ///
+    /// # Errors
+    /// What the device's driver answers.
+    pub(crate) fn into_share(mut self) -> Result<Option<Share>> {
+        let Some(tensor) = self.tensor.take() else {
+            return Ok(None);
+        };
+        let shared = tensor.freeze();
+        let memory = shared.send();
         self.pool.give_back(self.index, shared);
-        Some(Share {
+        Ok(Some(Share {
             rank: self.pool.rank,
             slot: self.index as u32,
-            memory,
+            memory: memory?,
             views: std::mem::take(&mut self.views),
-        })
+        }))
     }
 }
 
@@ -400,8 +419,8 @@ mod tests {
     fn pool(slots: usize, spec: TensorSpec) -> Arc<Pool> {
         let layout = Layout::of(&[spec]).unwrap();
         let memory = || Tensor::<u8>::zeros([layout.bytes]).unwrap().freeze();
-        let slots = (0..slots).map(|_| memory()).collect();
-        Pool::new(0, Arc::new(layout), Event::new().unwrap(), slots)
+        let slots = (0..slots).map(|_| Store::Host(memory())).collect();
+        Pool::new(0, Arc::new(layout), Event::new().unwrap(), None, slots)
     }
 
     #[test]
@@ -409,7 +428,7 @@ mod tests {
         let pool = pool(2, TensorSpec::of::<u32>([4]));
         let mut slot = pool.take().unwrap();
         slot.tensor_mut::<u32>(0).unwrap().fill(7);
-        let first = slot.into_share().unwrap();
+        let first = slot.into_share().unwrap().unwrap();
         let second = first.clone();
         let unpublished = pool.take().unwrap();
         assert!(pool.take().is_none());

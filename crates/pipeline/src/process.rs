@@ -9,7 +9,7 @@ use shm_core::SharedTensor;
 use shm_core::clock::now_ns;
 
 use crate::board::{Board, State};
-use crate::device::on_device;
+use crate::device::{Store, make_slots, on_device, outlive_readers};
 use crate::error::{Error, ErrorKind, StageError};
 use crate::home::{Home, Known, Upstream};
 use crate::input::Card;
@@ -61,6 +61,10 @@ pub(crate) struct Post {
     pub(crate) ordered: bool,
     pub(crate) specs: Vec<TensorSpec>,
     pub(crate) slots: Vec<SharedTensor<u8>>,
+    /// A device, and how many slots of its own the process makes there.
+    pub(crate) on_device: Option<(u32, usize)>,
+    /// The processes of all steps behind.
+    pub(crate) later: Vec<u32>,
     pub(crate) freed: Event,
     pub(crate) routes: Option<Routes>,
     pub(crate) selector: String,
@@ -115,10 +119,10 @@ fn run_here<S: Stage>(
     };
     let mut upstream = std::collections::HashMap::new();
     for Upstream { rank, freed, specs } in post.upstream {
-        let layout = Arc::new(Layout::of(&specs)?);
+        let layout = Arc::new(Layout::anywhere(&specs)?);
         upstream.insert(rank, Known { freed, layout });
     }
-    let layout = Arc::new(Layout::of(&post.specs)?);
+    let layout = Arc::new(Layout::anywhere(&post.specs)?);
     let own = Known {
         freed: post.freed.clone(),
         layout: Arc::clone(&layout),
@@ -139,8 +143,12 @@ fn run_here<S: Stage>(
         let ledger = Ledger::new(post.ledger);
         Intake::new(lane, from, post.ordered, ledger, post.backlog)
     });
-    let pool = (!post.slots.is_empty())
-        .then(|| Pool::new(post.rank, Arc::clone(&layout), post.freed, post.slots));
+    let (place, slots) = match post.on_device {
+        None => (None, post.slots.into_iter().map(Store::Host).collect()),
+        Some((device, count)) => (Some(device), make_slots(device, count, layout.bytes)?),
+    };
+    let pool = (!slots.is_empty())
+        .then(|| Pool::new(post.rank, Arc::clone(&layout), post.freed, place, slots));
     let policy = post
         .routes
         .as_ref()
@@ -209,9 +217,12 @@ fn run_here<S: Stage>(
     drop((output, intake));
     home.flush();
     post.news.set();
+    let ended_ns = now_ns();
+    drop(pool);
+    outlive_readers(&home.board, &post.later);
     Ok(Outcome {
         started_ns,
-        ended_ns: now_ns(),
+        ended_ns,
         inputs,
         outputs,
         result: postcard::to_stdvec(&result)?,

@@ -164,7 +164,7 @@ mod tests {
                 let share = crate::item::Share {
                     rank: 0,
                     slot: 0,
-                    memory: memory.clone(),
+                    memory: crate::device::Memory::Host(memory.clone()),
                     views: vec![view],
                 };
                 let item = Item {

@@ -23,7 +23,9 @@ pub enum Device {
     /// In the arena, where any process reads them.
     #[default]
     Cpu,
-    /// In the memory of this CUDA device. No ring of slots can be there yet: a pipeline refuses it.
+    /// In the memory of the CUDA device that the process was given; in the arena where that is the CPU (-1).
+    Own,
+    /// In the memory of this CUDA device.
     Cuda(u32),
 }
 
@@ -126,7 +128,7 @@ impl TensorSpec {
         dim < DIMS_MAX && self.maxima & (1 << dim) != 0
     }
 
-    /// Where it lies.
+    /// Where it is to lie.
     #[must_use]
     pub fn device(&self) -> Device {
         self.device
@@ -136,7 +138,6 @@ impl TensorSpec {
     #[must_use]
     pub fn misfit(&self, wanted: &Self) -> Option<String> {
         let fits = self.dtype == wanted.dtype
-            && self.device == wanted.device
             && self.shape.len() == wanted.shape.len()
             && (0..self.shape.len()).all(|dim| {
                 let (has, wants) = (self.shape[dim], wanted.shape[dim]);
@@ -204,8 +205,29 @@ pub(crate) struct Place {
     pub(crate) rows: usize,
 }
 
+impl Place {
+    /// The bytes of the slot in which part of the tensor lies.
+    pub(crate) fn bytes_of(&self, view: &View) -> std::ops::Range<usize> {
+        let size = self.dtype.size();
+        let start = self.offset + view.start * size;
+        start..start + crate::input::numel(&view.shape).unwrap_or(0) * size
+    }
+}
+
 impl Layout {
+    /// For a slot in shared memory.
     pub(crate) fn of(specs: &[TensorSpec]) -> Result<Self> {
+        if let Some(spec) = specs.iter().find(|spec| spec.device != Device::Cpu) {
+            return Err(Error::invalid(format!(
+                "a ring with {spec} on a CUDA device was asked for; the slots of a ring lie in shared memory (Device::Cpu). Those of a pipeline's steps can lie on \
+                 devices"
+            )));
+        }
+        Self::anywhere(specs)
+    }
+
+    /// For a slot wherever it lies.
+    pub(crate) fn anywhere(specs: &[TensorSpec]) -> Result<Self> {
         if specs.len() > TENSORS_MAX {
             return Err(Error::invalid(format!(
                 "a slot of {} tensors was asked for; it can hold {TENSORS_MAX}",
@@ -217,11 +239,6 @@ impl Layout {
         for spec in specs {
             if let Some(problem) = &spec.problem {
                 return Err(Error::invalid(problem.clone()));
-            }
-            if let Device::Cuda(device) = spec.device {
-                return Err(Error::invalid(format!(
-                    "a slot with {spec} on CUDA device {device} was asked for; slots lie in shared memory (Device::Cpu), from where a stage copies to its device"
-                )));
             }
             let dtype = spec.dtype()?;
             let (numel, row) = spec.numel()?;
@@ -253,6 +270,18 @@ impl Layout {
                 .collect(),
             bytes,
         })
+    }
+
+    /// The bytes of each tensor that are valid; all of it where nothing is said.
+    pub(crate) fn valid<'a>(
+        &'a self,
+        views: &'a [View],
+    ) -> impl Iterator<Item = std::ops::Range<usize>> + 'a {
+        let views = if views.is_empty() { &self.whole } else { views };
+        self.tensors
+            .iter()
+            .zip(views)
+            .map(|(place, view)| place.bytes_of(view))
     }
 
     /// The place of tensor `index`.

@@ -102,6 +102,8 @@ impl Maker for Gone {
 pub struct QueueGroup {
     pub(crate) maker: Arc<dyn Maker>,
     pub(crate) devices: Vec<i32>,
+    /// Everything is on the CPU, whatever the stage says of its tensors.
+    pub(crate) on_cpu: bool,
     pub(crate) in_queue: Option<u32>,
     pub(crate) out_queues: Option<Vec<u32>>,
     pub(crate) selector: String,
@@ -122,6 +124,7 @@ impl QueueGroup {
         Self {
             maker,
             devices: vec![-1],
+            on_cpu: false,
             in_queue: None,
             out_queues: None,
             selector: "round_robin".to_owned(),

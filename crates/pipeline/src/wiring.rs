@@ -9,6 +9,7 @@ use spawn::Process;
 use crate::board::Board;
 use crate::check::{Specs, in_queue, out_queues, slots};
 use crate::client::Client;
+use crate::device::place_of;
 use crate::error::Result;
 use crate::home::Upstream;
 use crate::item::Item;
@@ -34,6 +35,8 @@ pub(crate) struct Seat {
     pub(crate) name: String,
     slots: usize,
     slot_bytes: usize,
+    /// The device that the slots lie on; `None` for the arena.
+    place: Option<u32>,
     freed: Event,
     pub(crate) ledger: Vec<Queue<Item>>,
 }
@@ -78,9 +81,10 @@ impl Wiring {
         for (index, step) in steps.iter().enumerate() {
             let mut replica = 0;
             for (number, group) in step.groups.iter().enumerate() {
-                let layout = Layout::of(&specs[index][number])?;
+                let layout = Layout::anywhere(&specs[index][number])?;
                 let has_slots = index < last && !layout.tensors.is_empty();
                 for &device in &group.devices {
+                    let place = place_of(&specs[index][number], device, group.on_cpu)?;
                     let ledger = if step.restarts > 0 {
                         (0..LEDGER)
                             .map(|_| Queue::bounded(1))
@@ -99,6 +103,7 @@ impl Wiring {
                         },
                         slots: if has_slots { slots(step) as usize } else { 0 },
                         slot_bytes: layout.bytes.max(1),
+                        place: place.filter(|_| has_slots),
                         freed: Event::new()?,
                         ledger,
                     });
@@ -154,18 +159,22 @@ impl Wiring {
         })
     }
 
-    /// Bytes of all slots of all processes.
+    /// Bytes of all slots of all processes in the arena.
     pub(crate) fn bytes_of_slots(&self) -> u64 {
         let each = self
             .seats
             .iter()
+            .filter(|seat| seat.place.is_none())
             .map(|seat| seat.slots.saturating_mul(seat.slot_bytes) as u64);
         each.fold(0, u64::saturating_add)
     }
 
-    /// The slots of a process, all free.
+    /// The slots of a process, all free; those on a device it makes itself.
     pub(crate) fn make_slots(&self, rank: usize) -> Result<Vec<SharedTensor<u8>>> {
         let seat = &self.seats[rank];
+        if seat.place.is_some() {
+            return Ok(Vec::new());
+        }
         (0..seat.slots)
             .map(|_| Ok(Tensor::<u8>::zeros([seat.slot_bytes])?.freeze()))
             .collect()
@@ -247,6 +256,11 @@ impl Wiring {
             ordered: step.ordered,
             specs: self.specs[seat.step][seat.group].clone(),
             slots: Vec::new(),
+            on_device: seat.place.map(|device| (device, seat.slots)),
+            later: (0..self.seats.len())
+                .filter(|&other| self.seats[other].step > seat.step)
+                .map(|other| other as u32)
+                .collect(),
             freed: seat.freed.clone(),
             routes,
             selector: group.selector.clone(),

@@ -9,6 +9,7 @@ mod others;
 mod paths;
 mod rules;
 mod sharing;
+mod slots;
 mod support;
 
 fn main() -> ExitCode {
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
         rules::TESTS,
         paths::TESTS,
         others::TESTS,
+        slots::TESTS,
         guards::TESTS,
     ];
     integration_tests::main_with_scenes(&suites.concat(), others::SCENES)
