@@ -52,6 +52,8 @@ pub(crate) struct Post {
     pub(crate) restarts: u32,
     /// Whether it may be replaced when it fails.
     pub(crate) replaceable: bool,
+    /// Whether any process of the run may be replaced.
+    pub(crate) deaths_expected: bool,
     /// How it waits for items and for room.
     pub(crate) wait: WaitPolicy,
     pub(crate) upstream: Vec<Upstream>,
@@ -100,6 +102,9 @@ pub(crate) fn run_stage<S: Stage>(
     work: Work<S::Params>,
     own_selector: &MakeSelector<'_>,
 ) -> Result<Outcome, StageError> {
+    if work.post.deaths_expected {
+        crate::device::expect_deaths();
+    }
     on_device(work.post.device, || run_here::<S>(work, own_selector))?
 }
 

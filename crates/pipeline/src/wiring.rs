@@ -249,6 +249,7 @@ impl Wiring {
             device: seat.device,
             restarts,
             replaceable: step.restarts > 0,
+            deaths_expected: self.steps.iter().any(|step| step.restarts > 0),
             wait: self.wait,
             upstream,
             touch: Vec::new(),

@@ -256,7 +256,7 @@ fn a_slot_goes_to_another_device_and_the_time_card_says_when_it_was_there() {
             for line in std::fs::read_to_string(path).unwrap().lines() {
                 let card: serde_json::Value = serde_json::from_str(line).unwrap();
                 // The last step has read what was copied before it let go.
-                if card["step"] == 2 && card["item"].is_u64() {
+                if card["step"] == "see" && card["item"].is_u64() {
                     let copied = card["copy_done"].as_u64().unwrap();
                     assert!(copied >= card["dequeued"].as_u64().unwrap(), "{card}");
                     noted += 1;

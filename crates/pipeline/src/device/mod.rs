@@ -33,6 +33,20 @@ pub(crate) fn on_device<R>(_device: i32, work: impl FnOnce() -> R) -> Result<R, 
     Ok(work())
 }
 
+/// In a run whose processes may be killed and replaced no stream waits for another process: the thread looks, so that a
+/// death costs an item and not everything behind it in the stream. What the user chose before stays.
+#[cfg(feature = "cuda")]
+pub(crate) fn expect_deaths() {
+    let gate = cuda_ipc::Gate::Host(Duration::from_secs(30));
+    if cuda_ipc::Options::new().gate(gate).install().is_err() {
+        tracing::debug!("how receivers wait for writers was chosen before");
+    }
+}
+
+/// There are no streams.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn expect_deaths() {}
+
 /// How many CUDA devices this process can use, or why none.
 pub(crate) fn cuda_devices() -> Result<usize, String> {
     #[cfg(feature = "cuda")]
