@@ -18,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_tensor_is_inherited_as_an_argument_and_comes_home_as_a_result,
     a_tensor_without_its_type_is_sent_as_what_it_is,
     two_thousand_sends_of_one_tensor_open_it_once,
-    twenty_thousand_tensors_through_three_processes_have_an_exact_sum,
+    a_hundred_thousand_tensors_through_three_processes_have_an_exact_sum,
     a_device_tensor_goes_to_another_device,
 ];
 
@@ -298,8 +298,8 @@ fn two_thousand_sends_of_one_tensor_open_it_once() {
     all_is_well(session);
 }
 
-fn twenty_thousand_tensors_through_three_processes_have_an_exact_sum() {
-    const COUNT: u64 = 20_000;
+fn a_hundred_thousand_tensors_through_three_processes_have_an_exact_sum() {
+    const COUNT: u64 = 100_000;
     fn pass(
         _rank: usize,
         (from, to): (Receiver<DeviceTensor<u64>>, Sender<DeviceTensor<u64>>),
