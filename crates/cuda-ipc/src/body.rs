@@ -378,7 +378,7 @@ impl Body {
                 ),
             ));
         }
-        self.using.place.check_alive(true)?;
+        self.using.place.check_alive(false)?;
         let (address, length) = self.span();
         self.stream.gate()?;
         let driver = self.stream.driver();
@@ -404,7 +404,7 @@ impl Body {
 
     /// The bytes from the first to the last element, copied to the host.
     pub(crate) fn read_span(&self, to: &mut [u8]) -> Result<()> {
-        self.using.place.check_alive(true)?;
+        self.using.place.check_alive(false)?;
         let (address, _) = self.span();
         let outcome = self.stream.driver().read(self.stream.raw()?, to, address);
         self.using.place.check_alive(true)?;
