@@ -13,7 +13,7 @@ type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
 ///
 /// `Display` tells what was tried, with which numbers, what the driver answered and what to do; [`Error::kind`] tells
 /// programs which case it is.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{context}")]
 pub struct Error {
     kind: ErrorKind,
@@ -74,6 +74,13 @@ pub enum ErrorKind {
     Arena(Box<shm_core::ErrorKind>),
     /// A system call failed.
     System,
+}
+
+/// `main` prints errors by `Debug`, so this is the message and its causes, not the fields.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        shm_core::error::tell(self, f)
+    }
 }
 
 impl Error {

@@ -12,7 +12,9 @@
 //! Beside that there is the [`ring`](ring()) itself, for two processes that want the shortest way between them and
 //! nothing else.
 //!
-//! What it does not do: run on other machines, or move tensors to a device.
+//! With the feature `cuda` a step's slots can lie on its processes' devices ([`Device`]).
+//!
+//! What it does not do: run on other machines.
 #![deny(unsafe_code)]
 
 mod account;

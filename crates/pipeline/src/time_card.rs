@@ -51,7 +51,7 @@ pub struct TimeCard {
     pub started: u64,
     /// When the stage had returned.
     pub finished: u64,
-    /// When what had to be copied from or to a device was there, as the stage says.
+    /// When what had to be copied from or to a device was seen to be there, or as the stage says.
     pub copy_done: u64,
     /// When its (last) output was put into the next queue.
     pub published: u64,
