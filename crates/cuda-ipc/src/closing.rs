@@ -170,6 +170,7 @@ impl Hub {
 #[must_use]
 pub fn stats() -> Stats {
     let mut stats = Hub::if_any().map(Hub::stats).unwrap_or_default();
+    stats.pinned = crate::regions::stats();
     stats.sent = COUNTERS.sent.get();
     stats.received = COUNTERS.received.get();
     stats.opened = COUNTERS.opened.get();
@@ -184,10 +185,13 @@ pub fn stats() -> Stats {
 /// Gives back to the devices what nobody needs: allocations without a tensor in them, and what is open here of other
 /// processes and not used. Returns the number of bytes given back.
 ///
+/// Memory of the host that is registered for devices and has no pinned tensor in it is unregistered.
+///
 /// Nothing has to call this: memory is used again, and given back when a device has no more. Allocations that others have
 /// open wait until those have closed them, which they do with their own `collect` or their next tensor of that
 /// allocation.
 pub fn collect() -> u64 {
+    crate::regions::collect();
     Hub::if_any().map_or(0, Hub::collect)
 }
 

@@ -189,6 +189,19 @@ impl Device {
         crate::path::probe(driver()?, self)
     }
 
+    /// Tries whether memory of the arena can be registered for the device, with a little of it.
+    ///
+    /// # Errors
+    /// When the driver or the arena cannot be used; the answer itself is the inner one: why not, in words.
+    pub fn try_pinning(self) -> Result<Result<(), String>> {
+        let tensor = shm_core::Tensor::<u8>::zeros([4096])?;
+        let pinned = crate::PinnedTensor::new(tensor, self)?;
+        let outcome = pinned.outcome().map_err(str::to_owned);
+        drop(pinned);
+        crate::regions::collect();
+        Ok(outcome)
+    }
+
     pub(crate) fn description(self) -> &'static Description {
         match descriptions()
             .ok()

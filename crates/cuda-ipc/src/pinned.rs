@@ -1,7 +1,7 @@
 //! Tensors of the arena that a device reads by itself: copies from them need no staging, and no thread waits.
 //!
-//! The memory behind a pinned tensor is registered with the driver once in this process, for as long as anything of this
-//! process is pinned in it. The tensor is held until the copies that read it are over.
+//! The region of the arena that a tensor lies in is registered with the driver once in this process ([`regions`](crate::regions)
+//! has how, and for how long). The tensor is held until the copies that read it are over.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -14,12 +14,8 @@ use crate::bytes::bytes_of;
 use crate::device::of_device;
 use crate::driver::{Driver, RawEvent, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
+use crate::regions;
 use crate::tensor::DeviceTensor;
-
-const PAGE: usize = 4096;
-
-/// Ranges that are registered: start, end, and how many tensors need them.
-static REGISTERED: Mutex<BTreeMap<usize, (usize, usize)>> = Mutex::new(BTreeMap::new());
 
 /// A tensor of the arena that is registered with the driver, if that could be had; see [`outcome`](Self::outcome).
 ///
@@ -34,9 +30,8 @@ static REGISTERED: Mutex<BTreeMap<usize, (usize, usize)>> = Mutex::new(BTreeMap:
 pub struct PinnedTensor<T: Element> {
     tensor: Option<Tensor<T>>,
     driver: &'static dyn Driver,
-    device: u32,
-    /// The range of pages, if it is registered.
-    range: Option<(usize, usize)>,
+    /// The region that it lies in, if that is registered.
+    region: Option<usize>,
     outcome: Result<(), String>,
     /// Behind the copies that read the tensor; by device.
     reading: Mutex<BTreeMap<u32, RawEvent>>,
@@ -50,24 +45,22 @@ impl<T: Element> PinnedTensor<T> {
     pub fn new(tensor: Tensor<T>, device: crate::Device) -> Result<Self> {
         let driver = of_device()?;
         let bytes = bytes_of(tensor.try_as_slice()?);
-        let start = bytes.as_ptr().addr();
-        let range = (
-            start / PAGE * PAGE,
-            (start + bytes.len()).next_multiple_of(PAGE),
-        );
-        let base = bytes.as_ptr().map_addr(|address| address / PAGE * PAGE);
-        let outcome = if bytes.is_empty() {
-            Ok(false)
+        let range = bytes.as_ptr_range();
+        let registered = if bytes.is_empty() {
+            Ok(None)
         } else {
-            register(driver, device.ordinal(), base.cast_mut(), range).map(|()| true)
+            let range = range.start.addr()..range.end.addr();
+            regions::register(driver, device.ordinal(), &tensor, range).map(Some)
         };
-        let outcome_text = outcome.as_ref().map(drop).map_err(ToString::to_string);
+        let (region, outcome) = match registered {
+            Ok(region) => (region, Ok(())),
+            Err(error) => (None, Err(error.to_string())),
+        };
         Ok(Self {
             tensor: Some(tensor),
             driver,
-            device: device.ordinal(),
-            range: outcome.unwrap_or(false).then_some(range),
-            outcome: outcome_text,
+            region,
+            outcome,
             reading: Mutex::default(),
         })
     }
@@ -113,7 +106,7 @@ impl<T: Element> PinnedTensor<T> {
     /// When it has another number of elements, they do not follow one another, or what the driver answers.
     pub fn copy_to(&self, to: &mut DeviceTensor<T>) -> Result<()> {
         let from = self.as_slice()?;
-        if self.range.is_none() {
+        if self.region.is_none() {
             return to.copy_from_slice(from);
         }
         if from.len() != to.numel() || !to.is_contiguous() {
@@ -181,8 +174,8 @@ impl<T: Element> PinnedTensor<T> {
         for (_, event) in std::mem::take(self.reading.get_mut()) {
             self.driver.drop_event(event)?;
         }
-        match self.range.take() {
-            Some(range) => unregister(self.driver, self.device, range),
+        match self.region.take() {
+            Some(region) => regions::let_go(self.driver, region),
             None => Ok(()),
         }
     }
@@ -208,47 +201,4 @@ impl<T: Element> fmt::Debug for PinnedTensor<T> {
             .field("outcome", &self.outcome)
             .finish_non_exhaustive()
     }
-}
-
-fn register(
-    driver: &dyn Driver,
-    device: u32,
-    base: *mut u8,
-    (start, end): (usize, usize),
-) -> Result<()> {
-    let mut registered = REGISTERED.lock();
-    if let Some((known_end, count)) = registered.get_mut(&start)
-        && *known_end == end
-    {
-        *count += 1;
-        return Ok(());
-    }
-    let overlaps = registered
-        .range(..end)
-        .next_back()
-        .is_some_and(|(_, (known_end, _))| *known_end > start);
-    if overlaps {
-        return Err(Error::new(
-            ErrorKind::StillHeld,
-            "another pinned tensor lies in the same pages; pin tensors of whole pages, or one tensor with views",
-        ));
-    }
-    // SAFETY: the pages are those of a tensor's block, in the arena's mapping, which stays as long as the process; they are
-    // committed, as the block is, and stay so while the tensor is held, which it is until they are unregistered.
-    unsafe { driver.pin(device, base, end - start) }?;
-    registered.insert(start, (end, 1));
-    Ok(())
-}
-
-fn unregister(driver: &dyn Driver, device: u32, (start, _): (usize, usize)) -> Result<()> {
-    let mut registered = REGISTERED.lock();
-    let Some((_, count)) = registered.get_mut(&start) else {
-        return Ok(());
-    };
-    *count -= 1;
-    if *count > 0 {
-        return Ok(());
-    }
-    registered.remove(&start);
-    driver.unpin(device, std::ptr::with_exposed_provenance_mut(start))
 }

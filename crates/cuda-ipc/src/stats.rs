@@ -78,8 +78,24 @@ pub struct Stats {
     pub host_waits: u64,
     /// Tensors that went through memory of the host.
     pub staged: u64,
+    /// Memory of the host that is registered for devices.
+    pub pinned: Pinned,
     /// For each process whose memory is or was reached: how, and why so.
     pub peers: Vec<Peer>,
+}
+
+/// Memory of the host that is registered with the driver, for copies that need no staging.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pinned {
+    /// Regions that are registered: each once, however many tensors are pinned in it.
+    pub regions: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Tensors that could not be pinned, and are copied all the same.
+    pub refused: u64,
+    /// Why the last of them could not.
+    pub why: Option<String>,
 }
 
 /// How another process's memory is reached.

@@ -158,8 +158,9 @@ pub(crate) mod descriptor {
     pub(crate) const COMMITTED: u64 = 8;
     /// Generation with which block lines of this chunk start; never falls.
     pub(crate) const GENERATION: u64 = 16;
-    /// Devices that have this chunk pinned; pinned chunks are never punched.
-    pub(crate) const PIN_COUNT: u64 = 24;
+    /// Who has this chunk pinned for a device, two in each word, `{row + 1: 16 | epoch: 16}`; pinned chunks are never
+    /// punched.
+    pub(crate) const PINS: [u64; 3] = [24, 48, 56];
     /// Blocks of a slab that were ever handed out; lines beyond are not initialised. Written by the owner.
     pub(crate) const BUMP: u64 = 32;
     /// Position in the owner's list of chunks, for its dirty bits.

@@ -53,6 +53,7 @@ pub mod names;
 pub mod object;
 pub mod participant;
 pub mod permits;
+pub mod pin;
 mod prefetch;
 pub mod readers;
 mod reap;

@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     cudarcs_slices_become_device_tensors,
     slots_go_round_without_opening_or_making_anything,
     a_pinned_tensor_is_not_written_before_the_copies_that_read_it,
+    many_tensors_are_pinned_by_one_registration_of_the_region_they_lie_in,
     what_cannot_be_pinned_is_copied_all_the_same,
     a_pipelines_process_makes_its_tensors_on_its_device,
     use_after_a_fork_is_an_error,
@@ -229,11 +230,56 @@ fn a_pinned_tensor_is_not_written_before_the_copies_that_read_it() {
     let tensor = input.into_inner().unwrap();
     assert_eq!(tensor.as_slice(), [4; 2048]);
     drop((tensor, there, copies));
-    let calls = session.calls_of(std::process::id());
+    all_is_well(session);
+}
+
+fn many_tensors_are_pinned_by_one_registration_of_the_region_they_lie_in() {
+    let session = machine();
+    let device = Device::new(0).unwrap();
+    let registered = || {
+        let calls = session.calls_of(std::process::id());
+        (
+            calls.of("cuMemHostRegister_v2"),
+            calls.of("cuMemHostUnregister"),
+        )
+    };
+    // In one chunk, once it has all its memory.
+    let filler: Vec<_> = (0..1500)
+        .map(|_| Tensor::<u8>::zeros([1000]).unwrap())
+        .collect();
+    let mut there = DeviceTensor::<u8>::zeros([1000]).unwrap();
+    let mut pinned = Vec::new();
+    for tensor in filler {
+        let tensor = PinnedTensor::new(tensor, device).unwrap();
+        tensor.outcome().unwrap();
+        tensor.copy_to(&mut there).unwrap();
+        pinned.push(tensor);
+    }
+    let (of_small, _) = registered();
+    assert!(of_small <= 2, "{of_small} for 1,500 tensors");
+    // A large one has a region of its own, which stays for the next one there.
+    for _ in 0..5 {
+        let large = Tensor::<f32>::zeros([3 << 20]).unwrap();
+        PinnedTensor::new(large, device).unwrap().outcome().unwrap();
+    }
+    assert_eq!(registered(), (of_small + 1, 0));
+    let stats = cuda_ipc::stats().pinned;
     assert_eq!(
-        calls.of("cuMemHostRegister_v2"),
-        calls.of("cuMemHostUnregister")
+        (stats.regions, stats.refused),
+        (of_small + 1, 0),
+        "{stats:?}"
     );
+    assert!(stats.bytes >= 12 << 20, "{stats:?}");
+    // Its pages stay while it is registered, though nothing is in it.
+    let arena = shm_core::Arena::current().unwrap();
+    arena.trim();
+    let with_it = arena.stats().committed;
+    drop((pinned, there));
+    cuda_ipc::collect();
+    assert_eq!(registered(), (of_small + 1, of_small + 1));
+    assert_eq!(cuda_ipc::stats().pinned.regions, 0);
+    arena.trim();
+    assert!(arena.stats().committed + (12 << 20) <= with_it);
     all_is_well(session);
 }
 
@@ -242,6 +288,9 @@ fn what_cannot_be_pinned_is_copied_all_the_same() {
     let device = Device::new(0).unwrap();
     let input = PinnedTensor::new(Tensor::<u8>::full([10], 7).unwrap(), device).unwrap();
     assert!(input.outcome().unwrap_err().contains("cuMemHostRegister"));
+    let stats = cuda_ipc::stats().pinned;
+    assert_eq!((stats.regions, stats.refused), (0, 1));
+    assert!(stats.why.unwrap().contains("cuMemHostRegister"));
     let mut there = DeviceTensor::<u8>::zeros([10]).unwrap();
     input.copy_to(&mut there).unwrap();
     assert_eq!(there.to_vec().unwrap(), [7; 10]);

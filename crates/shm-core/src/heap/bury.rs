@@ -1,7 +1,5 @@
 //! Giving chunks back: one's own unused ones, those of a dead participant, and orphans that nobody uses any more.
 
-use core::sync::atomic::Ordering;
-
 use super::cache::give_back_inherited;
 use super::locate::locate;
 use super::run::{adopt_tails, orphan_run};
@@ -9,7 +7,7 @@ use super::slab::{retire_slab, slab_is_unused};
 use super::{Inner, free_block};
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
-use crate::layout::{descriptor, header};
+use crate::layout::header;
 use crate::segment::Segment;
 
 /// Chunks of free runs that a process keeps for itself, at most: 512 MiB, or an eighth of a small arena.
@@ -23,11 +21,7 @@ impl Inner {
         let mut given_back = 0;
         for chunk in self.owned.clone() {
             // A device may still be reading or writing there.
-            if chunks
-                .word(chunk, descriptor::PIN_COUNT)
-                .load(Ordering::Acquire)
-                != 0
-            {
+            if chunks.is_pinned(chunk) {
                 continue;
             }
             match chunks.state(chunk) {
@@ -87,10 +81,7 @@ impl Inner {
             };
             let unused = chunks.state(head) == State::Owned(me, Use::Run(count))
                 && free_block(segment, Chunks::run_line(head)).is_some()
-                && chunks
-                    .word(head, descriptor::PIN_COUNT)
-                    .load(Ordering::Acquire)
-                    == 0;
+                && !chunks.is_pinned(head);
             if unused {
                 self.disown(&chunks, head);
                 chunks.retire_run(head, u64::from(count), me);

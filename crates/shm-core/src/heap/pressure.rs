@@ -13,7 +13,7 @@ use super::{Heap, Inner, free_block};
 use crate::arena::Arena;
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
-use crate::layout::{descriptor, header, row};
+use crate::layout::{header, row};
 use crate::participant::table::Row;
 use crate::segment::Segment;
 
@@ -105,10 +105,7 @@ fn keepers(segment: &Segment, me: Owner) -> Vec<Owner> {
         if owner == me || keepers.contains(&owner) {
             continue;
         }
-        let pinned = chunks
-            .word(chunk, descriptor::PIN_COUNT)
-            .load(Ordering::Acquire)
-            != 0;
+        let pinned = chunks.is_pinned(chunk);
         let unused = match used {
             Use::Run(_) => free_block(segment, Chunks::run_line(chunk)).is_some(),
             Use::Slab(class) => slab_is_unused(segment, chunk, class),

@@ -47,9 +47,8 @@ pub(super) fn give_pages_back(chunks: &Chunks<'_>, me: Owner, chunk: u64) -> u64
     let mark = chunks.word(chunk, descriptor::COMMITTED);
     let ours = State::Owned(me, Use::Nothing);
     // A device may still be reading or writing there, for one who is gone.
-    let pins = chunks.word(chunk, descriptor::PIN_COUNT);
     if mark.load(Ordering::Relaxed) == 0
-        || pins.load(Ordering::Acquire) != 0
+        || chunks.is_pinned(chunk)
         || !chunks.change(chunk, State::Free, ours)
     {
         return 0;

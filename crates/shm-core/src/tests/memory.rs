@@ -108,8 +108,12 @@ fn free_memory_above_the_cache_limit_goes_back_but_not_what_a_device_has_pinned(
     let chunk = crate::heap::locate(arena.segment(), large.line)
         .unwrap()
         .chunk;
-    let pins = chunks.word(chunk, descriptor::PIN_COUNT);
-    pins.store(1, Ordering::SeqCst);
+    let me = arena.me();
+    let pins = chunks.word(chunk, descriptor::PINS[0]);
+    pins.store(
+        u64::from(me.row + 1) | u64::from(me.epoch) << 16,
+        Ordering::SeqCst,
+    );
     let committed = || {
         chunks
             .word(chunk, descriptor::COMMITTED)

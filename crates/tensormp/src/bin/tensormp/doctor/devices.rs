@@ -67,6 +67,26 @@ fn paths(device: Device) -> Vec<Line> {
         format!("{path:?}: {why}"),
         means,
     )];
+    lines.push(match device.try_pinning() {
+        Ok(Ok(())) => Line::new(
+            "host memory",
+            Good,
+            "can be registered for it",
+            "Pinned tensors are copied to it without staging, and no thread waits.",
+        ),
+        Ok(Err(why)) => Line::new(
+            "host memory",
+            Note,
+            why,
+            "Pinned tensors are copied to it all the same, and the thread waits.",
+        ),
+        Err(error) => Line::new(
+            "host memory",
+            Note,
+            error.to_string(),
+            "It could not be tried.",
+        ),
+    });
     if let Err(why) = probe.events {
         lines.push(Line::new(
             "its events",
