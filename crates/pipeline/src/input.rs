@@ -2,120 +2,20 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::clock::now_ns;
 use shm_core::{Element, elements_of};
 
+use crate::card::Card;
 use crate::device::{Copying, Store};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
-use crate::item::{Attached, Item, Member, Share, View, share_of};
+use crate::item::{Attached, Item, Share, View};
 use crate::output::Beside;
 use crate::spec::{Layout, TensorSpec};
-use crate::time_card::{Entry, Outcome, TimeCard};
-
-/// What is known of an item while this process has it. The card goes home when the last who has it lets go.
-#[derive(Debug)]
-pub(crate) struct Card {
-    home: Arc<Home>,
-    state: Mutex<CardState>,
-}
-
-#[derive(Debug)]
-struct CardState {
-    card: TimeCard,
-    parts: u32,
-    members: Vec<Member>,
-    outputs: u32,
-    /// The place in the ledger, for a process that may be replaced.
-    receipt: Option<crate::ledger::Receipt>,
-}
-
-impl Card {
-    pub(crate) fn new(
-        home: &Arc<Home>,
-        item: &mut Item,
-        receipt: Option<crate::ledger::Receipt>,
-        dequeued: u64,
-    ) -> Arc<Self> {
-        let card = TimeCard {
-            item: item.id,
-            part: item.part,
-            parents: std::mem::take(&mut item.parents),
-            step: home.step,
-            rank: home.rank,
-            device: home.device,
-            enqueued: item.enqueued,
-            dequeued,
-            ..TimeCard::default()
-        };
-        Arc::new(Self {
-            home: Arc::clone(home),
-            state: Mutex::new(CardState {
-                card,
-                parts: item.parts.max(1),
-                members: std::mem::take(&mut item.members),
-                outputs: 0,
-                receipt,
-            }),
-        })
-    }
-
-    pub(crate) fn edit<R>(&self, change: impl FnOnce(&mut TimeCard) -> R) -> R {
-        change(&mut self.state.lock().card)
-    }
-
-    /// Number, part and parts, and what this is made of.
-    pub(crate) fn identity(&self) -> (u64, u32, u32) {
-        let state = self.state.lock();
-        (state.card.item, state.card.part, state.parts)
-    }
-
-    /// Counts one more output made of this: how many there were, and the weight that goes with it.
-    pub(crate) fn derive(&self) -> (u32, Vec<Member>) {
-        let mut state = self.state.lock();
-        state.outputs = state.outputs.saturating_add(1);
-        let nth = state.outputs;
-        let members = state
-            .members
-            .iter_mut()
-            .map(|member| Member {
-                root: member.root,
-                weight: share_of(&mut member.weight, nth),
-            })
-            .collect();
-        (nth - 1, members)
-    }
-}
-
-impl Drop for Card {
-    fn drop(&mut self) {
-        let state = self.state.get_mut();
-        if self.home.is_failing() {
-            // Unfinished: whoever supervises the run finds it in the ledger, or counts it as failed.
-            if let Some(receipt) = state.receipt.take() {
-                receipt.leave();
-            }
-            return;
-        }
-        if state.card.released == 0 {
-            state.card.released = now_ns();
-        }
-        if state.outputs == 0 {
-            self.home
-                .note_gone(state.card.item, state.card.part, state.parts);
-        }
-        self.home.note(Entry {
-            card: std::mem::take(&mut state.card),
-            ended: std::mem::take(&mut state.members),
-        });
-        // After the card: killed in between, the item is delivered once more rather than forgotten.
-        state.receipt = None;
-    }
-}
+use crate::time_card::Outcome;
 
 /// The slot of what was copied out of one.
 const NO_SLOT: u32 = u32::MAX;

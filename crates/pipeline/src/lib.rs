@@ -19,6 +19,7 @@
 
 mod account;
 mod board;
+mod card;
 mod check;
 mod client;
 #[cfg(feature = "command")]

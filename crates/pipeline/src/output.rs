@@ -8,9 +8,10 @@ use serde::Serialize;
 use shm_core::clock::now_ns;
 
 use crate::board::{Cause, State};
+use crate::card::Card;
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
-use crate::input::{Card, Input};
+use crate::input::Input;
 use crate::item::{Attached, FULL, Item, Member, Share, divide};
 use crate::pool::{OutputSlot, Pool, encode, segments};
 use crate::route::{Backpressure, Router};

@@ -9,10 +9,10 @@ use shm_core::SharedTensor;
 use shm_core::clock::now_ns;
 
 use crate::board::{Board, State};
+use crate::card::Card;
 use crate::device::{Store, make_slots, on_device, outlive_readers};
 use crate::error::{Error, ErrorKind, StageError};
 use crate::home::{Home, Known, Upstream};
-use crate::input::Card;
 use crate::intake::{Intake, Next};
 use crate::item::Item;
 use crate::ledger::Ledger;

@@ -10,6 +10,7 @@ mod paths;
 mod rules;
 mod sharing;
 mod slots;
+mod stages;
 mod support;
 
 fn main() -> ExitCode {

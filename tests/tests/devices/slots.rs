@@ -2,15 +2,14 @@
 
 use std::collections::HashMap;
 
-use cuda_ipc::DeviceTensor;
 use integration_tests::{Test, kill, tests};
-use serde::{Deserialize, Serialize};
 use tensormp::pipeline::{
-    Client, Config, Context, Delivery, Device, Flow, Input, Output, Pipeline, QueueGroup, Registry,
-    Report, Stage, StageError, Step, TensorSpec, Unfinished,
+    Client, Config, Delivery, Device, Pipeline, QueueGroup, Registry, Report, Stage, Step,
+    Unfinished,
 };
 use tensormp::prelude::*;
 
+use crate::stages::{Clear, Fill, Params, Pass, See, Take, spec};
 use crate::support::{all_is_well, machine, no_memory_is_left, slow_machine};
 
 pub(crate) const TESTS: &[Test] = &tests![
@@ -24,184 +23,6 @@ pub(crate) const TESTS: &[Test] = &tests![
     on_the_cpu_everything_is_on_the_cpu,
     slots_on_a_device_that_is_not_there_are_refused,
 ];
-
-const WIDTH: usize = 300;
-
-/// Where things are, and what to say when an item is done.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Params {
-    place: Device,
-    rows: usize,
-    done: Option<Sender<u64>>,
-}
-
-impl Params {
-    fn on(place: Device) -> Self {
-        Self {
-            place,
-            rows: 1,
-            done: None,
-        }
-    }
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self::on(Device::Own)
-    }
-}
-
-fn spec(params: &Params) -> TensorSpec {
-    TensorSpec::of::<u64>([params.rows, WIDTH]).on(params.place)
-}
-
-/// Fills a slot with the number that comes: on its device by work that is still to be done when it is published.
-struct Fill {
-    sources: HashMap<u64, DeviceTensor<u64>>,
-    rows: usize,
-    places: Vec<i32>,
-}
-
-impl Stage for Fill {
-    type Params = Params;
-    /// On which devices slots were, -1 for the CPU.
-    type Result = Vec<i32>;
-
-    fn output_spec(params: &Params) -> Vec<TensorSpec> {
-        vec![spec(params)]
-    }
-
-    fn new(params: Params, _: &Context) -> Result<Self, StageError> {
-        Ok(Self {
-            sources: HashMap::new(),
-            rows: params.rows,
-            places: Vec::new(),
-        })
-    }
-
-    fn process(&mut self, input: Option<Input>, output: &mut Output) -> Result<Flow, StageError> {
-        let Some(input) = input else {
-            return Ok(Flow::End);
-        };
-        let number = input.payload::<u64>()?;
-        let mut slot = output.loan()?;
-        match slot.device() {
-            Some(device) => {
-                self.places.push(device.ordinal() as i32);
-                let stream = cuda_ipc::Stream::of(device)?;
-                let source = self.sources.entry(number % 7).or_insert_with(|| {
-                    DeviceTensor::zeros_on(&stream, [self.rows, WIDTH]).unwrap()
-                });
-                // What the source has is different each time, and the copy is later than this returns.
-                source.copy_from_slice(&vec![number; self.rows * WIDTH])?;
-                slot.device_tensor_mut::<u64>(0)?.copy_from(source)?;
-                assert!(slot.tensor_mut::<u64>(0).is_err());
-            }
-            None => {
-                self.places.push(-1);
-                slot.tensor_mut::<u64>(0)?.fill(number);
-                assert!(slot.device_tensor_mut::<u64>(0).is_err());
-            }
-        }
-        slot.set_sequence(number);
-        output.publish(slot)?;
-        Ok(Flow::Continue)
-    }
-
-    fn finish(mut self, _: &mut Output) -> Result<Vec<i32>, StageError> {
-        self.places.sort_unstable();
-        self.places.dedup();
-        Ok(self.places)
-    }
-}
-
-/// Copies a slot to its own.
-struct Pass;
-
-impl Stage for Pass {
-    type Params = Params;
-    type Result = ();
-
-    fn output_spec(params: &Params) -> Vec<TensorSpec> {
-        vec![spec(params)]
-    }
-
-    fn new(_: Params, _: &Context) -> Result<Self, StageError> {
-        Ok(Self)
-    }
-
-    fn process(&mut self, input: Option<Input>, output: &mut Output) -> Result<Flow, StageError> {
-        let Some(input) = input else {
-            return Ok(Flow::End);
-        };
-        let mut slot = output.loan()?;
-        slot.device_tensor_mut::<u64>(0)?
-            .copy_from_shared(&input.device_tensor(0)?)?;
-        slot.set_sequence(input.sequence());
-        output.publish(slot)?;
-        Ok(Flow::Continue)
-    }
-
-    fn finish(self, _: &mut Output) -> Result<(), StageError> {
-        Ok(())
-    }
-}
-
-/// Reads what comes, and remembers it.
-struct See {
-    device: i32,
-    done: Option<Sender<u64>>,
-    seen: Vec<u64>,
-}
-
-impl Stage for See {
-    type Params = Params;
-    type Result = Vec<u64>;
-
-    fn output_spec(_: &Params) -> Vec<TensorSpec> {
-        Vec::new()
-    }
-
-    fn new(params: Params, context: &Context) -> Result<Self, StageError> {
-        Ok(Self {
-            device: context.device,
-            done: params.done,
-            seen: Vec::new(),
-        })
-    }
-
-    fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
-        let Some(input) = input else {
-            return Ok(Flow::End);
-        };
-        for part in 0..input.slots() {
-            let rows = input.shape_in(part, 0)?[0];
-            let numbers = match u32::try_from(self.device) {
-                Ok(device) => {
-                    let tensor = input.device_tensor_in::<u64>(part, 0)?;
-                    assert_eq!(tensor.device().ordinal(), device);
-                    tensor.to_vec()?
-                }
-                Err(_) => input.tensor_in::<u64>(part, 0)?.to_vec(),
-            };
-            assert_eq!(numbers.len(), rows * WIDTH);
-            for row in numbers.chunks(WIDTH) {
-                assert!(row.iter().all(|number| *number == row[0]), "torn");
-                self.seen.push(row[0]);
-            }
-        }
-        let sequence = input.sequence();
-        drop(input);
-        if let Some(done) = &self.done {
-            done.put(sequence)?;
-        }
-        Ok(Flow::Continue)
-    }
-
-    fn finish(self, _: &mut Output) -> Result<Vec<u64>, StageError> {
-        Ok(self.seen)
-    }
-}
 
 fn step<S: Stage<Params = Params>>(name: &str, device: i32, params: Params) -> Step {
     Step::new(name).group(QueueGroup::of::<S>(params).devices([device]))
@@ -327,59 +148,6 @@ fn segments_and_batches_of_slots_on_a_device_are_whole() {
     let wanted: Vec<_> = (0..60).map(|row| row / 3).collect();
     assert_eq!(seen(&report), wanted);
     no_memory_is_left(session);
-}
-
-/// Clears its slots, which costs one call that is none of the hand-off's.
-struct Clear;
-
-impl Stage for Clear {
-    type Params = Params;
-    type Result = ();
-
-    fn output_spec(params: &Params) -> Vec<TensorSpec> {
-        vec![spec(params)]
-    }
-
-    fn new(_: Params, _: &Context) -> Result<Self, StageError> {
-        Ok(Self)
-    }
-
-    fn process(&mut self, _: Option<Input>, output: &mut Output) -> Result<Flow, StageError> {
-        let mut slot = output.loan()?;
-        slot.device_tensor_mut::<u64>(0)?.clear()?;
-        output.publish(slot)?;
-        Ok(Flow::Continue)
-    }
-
-    fn finish(self, _: &mut Output) -> Result<(), StageError> {
-        Ok(())
-    }
-}
-
-/// Takes what comes and lets it go.
-struct Take(Sender<u64>);
-
-impl Stage for Take {
-    type Params = Params;
-    type Result = ();
-
-    fn output_spec(_: &Params) -> Vec<TensorSpec> {
-        Vec::new()
-    }
-
-    fn new(params: Params, _: &Context) -> Result<Self, StageError> {
-        Ok(Self(params.done.ok_or("nobody to tell")?))
-    }
-
-    fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
-        drop(input);
-        self.0.put(0)?;
-        Ok(Flow::Continue)
-    }
-
-    fn finish(self, _: &mut Output) -> Result<(), StageError> {
-        Ok(())
-    }
 }
 
 fn a_hand_off_of_a_slot_costs_one_record_and_one_wait_a_side() {
