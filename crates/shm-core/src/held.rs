@@ -162,6 +162,25 @@ impl Held {
         }
     }
 
+    /// Handles in this process, and what the line says: what an error tells.
+    #[cold]
+    pub(crate) fn counts(&self) -> (u32, Counted) {
+        let word = self
+            .arena
+            .segment()
+            .word(self.line * LINE + counted::WORD)
+            .load(Ordering::Acquire);
+        let local = match self.armed {
+            true => self
+                .arena
+                .leases()
+                .local(self.lease)
+                .load(Ordering::Acquire),
+            false => 0,
+        };
+        (local, Counted::from_word(word))
+    }
+
     /// Gives the reference back even while this thread empties an object. Called on the only handle, and not on the
     /// last reference.
     pub(crate) fn give_back_at_once(mut self) {

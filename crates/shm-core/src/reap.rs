@@ -14,6 +14,7 @@ use crate::heap;
 use crate::held;
 use crate::layout::{LINE, counted, object as object_layout, row};
 use crate::lease::{self, Entry, EntryRef, Kind};
+use crate::line::Counted;
 use crate::object;
 use crate::participant::liveness::{self, Verdict};
 use crate::participant::lock::RowLocks;
@@ -180,14 +181,16 @@ fn mend_objects(arena: &Arena, dead: Owner, pid: u32) {
         if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
             continue;
         }
-        if wave_of(arena.segment(), seen.line) == Some(Wave::Objects) {
-            object::mend(
-                arena,
-                seen.line,
-                entry.generation.load(Ordering::Relaxed),
-                dead,
-                pid,
-            );
+        if wave_of(arena.segment(), seen.line) != Some(Wave::Objects) {
+            continue;
+        }
+        let generation = entry.generation.load(Ordering::Relaxed);
+        let word = arena.segment().word(seen.line * LINE + counted::WORD);
+        let now = Counted::from_word(word.load(Ordering::Acquire));
+        // One that it had just let go as the last holder is somebody else's by now, or will be. While the line has the
+        // generation and counts anybody, the dead one's reference is among those counted, and keeps it.
+        if now.generation == generation && now.count > 0 {
+            object::mend(arena, seen.line, generation, dead, pid);
         }
     }
 }

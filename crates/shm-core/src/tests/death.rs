@@ -454,3 +454,26 @@ fn a_ring_has_all_its_slots_again_after_a_loaner_was_killed_at_any_step() {
         assert_empty(&root);
     }
 }
+
+#[test]
+fn who_died_letting_go_of_an_object_leaves_no_mark_in_what_took_its_place() {
+    let root = arena();
+    let other = join(&root);
+    let ours = queue(&root, 4);
+    let [line, generation] = ours.handle();
+    let theirs = Held::open(&other, line, generation).unwrap();
+    drop(ours);
+    // The last one goes, and dies before its entry is FREE.
+    other
+        .leases()
+        .set(other.segment(), theirs.lease, crate::lease::Kind::Dropping);
+    assert!(crate::held::free_last(&other, line, generation));
+    let dead = kill(other, theirs);
+    let another = queue(&root, 4);
+    assert_eq!(another.handle(), [line, generation + 1]);
+    root.bury_for_certain(dead);
+    assert_eq!(another.bereaved(), None);
+    drop(another);
+    assert_empty(&root);
+    wipe(&root);
+}
