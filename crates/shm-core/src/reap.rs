@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
 use crate::cells::Owner;
+use crate::doubt::{self, Looker};
 use crate::heap;
 use crate::held;
 use crate::layout::{LINE, counted, object as object_layout, row};
@@ -125,6 +126,10 @@ fn is_alive(arena: &Arena, other: Owner) -> bool {
 /// Phase 1: every reference on its way becomes HELD or nothing.
 fn settle_tickets(arena: &Arena, dead: Owner) {
     for entry in lease::entries_of(arena.segment(), dead) {
+        doubt::settle(&entry, dead, |line| {
+            let there = wave_of(arena.segment(), line).is_some();
+            there.then(|| arena.segment().word(line * LINE + counted::DOUBT))
+        });
         steps::settle(&entry, dead, |seen| match seen.kind {
             Kind::Alloc => alloc_counts(arena.segment(), dead, &entry, seen.line),
             _ => ticket_counts(arena.segment(), dead, &entry, seen),
@@ -236,7 +241,7 @@ impl Reaper<AtomicU64> for Dropper<'_> {
             None => Named::Nothing,
             Some(found) if found != self.wave => Named::NotNow,
             Some(_) => Named::Line {
-                word: segment.word(line * LINE + counted::WORD),
+                words: held::words(segment, line),
                 meta: segment
                     .word(line * LINE + counted::META)
                     .load(Ordering::Acquire),
@@ -256,9 +261,14 @@ impl Reaper<AtomicU64> for Dropper<'_> {
         held::after_free(self.arena, line, meta);
     }
 
-    fn release_unrecorded(&self, line: u64, generation: u64) {
+    fn let_go(&self, line: u64) {
         object::count_dead_consumer(self.arena, line);
-        held::release_unrecorded(self.arena, line, generation);
+    }
+}
+
+impl Looker for Dropper<'_> {
+    fn is_named(&self, line: u64, generation: u64) -> bool {
+        self.arena.is_named(line, generation)
     }
 }
 
