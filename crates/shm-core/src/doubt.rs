@@ -32,6 +32,12 @@ pub(crate) const fn looking(who: Owner) -> u64 {
     claimant(who) << 1
 }
 
+/// The count may be too high.
+pub(crate) fn raise<W: Atomic64>(doubt: &W) {
+    // Any other word says so already.
+    let _ = doubt.compare_exchange(0, DOUBTFUL, Ordering::SeqCst, Ordering::SeqCst);
+}
+
 /// Tells who looks whether anybody holds the line that somebody does.
 ///
 /// The load is of the line that the caller looks at anyway. It comes after the caller has seen the message in its cell; who

@@ -69,8 +69,12 @@ fn names_it(
         if !is_it {
             return false;
         }
-        // Of the dead, their reaper looks into it; the living are through in a moment, and may have looked before we came.
-        if !seen.kind.is_passing() || (look == 0 && !arena.is_running(owner)) {
+        if !seen.kind.is_passing() {
+            return true;
+        }
+        // Of the dead, their reaper looks into it, if it is still there. The living are through in a moment, and may have
+        // looked before we came.
+        if look == 0 && !arena.is_running(owner) && entry.load() == seen {
             return true;
         }
         std::thread::yield_now();

@@ -328,7 +328,12 @@ pub fn settle<W: Atomic64>(
         if seen.epoch != dead.epoch || is_settled || seen.kind.is_in_doubt() {
             return;
         }
-        let settled = if counts(seen) { Kind::Held } else { Kind::Free };
+        let settled = match (counts(seen), seen.kind) {
+            (true, _) => Kind::Held,
+            (false, Kind::Alloc) => Kind::Free,
+            // Somebody with a doubt may have passed it by for ours.
+            (false, _) => Kind::Looking,
+        };
         // A failed swap means that another reaper was here (and died): look again.
         if entry.change(seen, seen.with(settled)) {
             return;
@@ -414,23 +419,32 @@ pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &im
                     continue;
                 }
                 crate::failpoint!("reap.leaving");
-                let next = match subtract_shared(word, generation) {
-                    false => Kind::Held,
-                    true if words.doubt.load(Ordering::SeqCst) == 0 => Kind::Free,
-                    true => Kind::Looking,
-                };
+                let is_gone = subtract_shared(word, generation);
                 crate::failpoint!("reap.left");
-                if next != Kind::Held {
-                    reaper.let_go(seen.line);
+                if !is_gone {
+                    entry.change(leaving, seen);
+                    continue;
                 }
-                entry.change(leaving, seen.with(next));
-                if next == Kind::Free {
+                reaper.let_go(seen.line);
+                // Before the look at the doubt: who has one either passes over this entry, or is seen.
+                let looking = seen.with(Kind::Looking);
+                let nobody_looks =
+                    entry.change(leaving, looking) && words.doubt.load(Ordering::SeqCst) == 0;
+                if nobody_looks && entry.change(looking, free) {
                     return;
                 }
             }
             _ => {
                 let looking = seen.with(Kind::Looking);
-                if seen.kind != Kind::Looking && !entry.change(seen, looking) {
+                if seen.kind != Kind::Looking {
+                    doubt::raise(words.doubt);
+                    if !entry.change(seen, looking) {
+                        continue;
+                    }
+                } else if words.doubt.load(Ordering::SeqCst) == 0 {
+                    if entry.change(seen, free) {
+                        return;
+                    }
                     continue;
                 }
                 // If nobody holds it, the entry is HELD now, and the reference is given back as any.

@@ -116,10 +116,12 @@ impl References {
             if !is_it {
                 return false;
             }
-            if !seen.kind.is_passing()
-                || self.is(Variant::NoWait)
-                || self.words[super::ENDED + row].load(SeqCst) == 1
-            {
+            if !seen.kind.is_passing() || self.is(Variant::NoWait) {
+                return true;
+            }
+            // If it is still there, the dead one's reaper looks into it.
+            let is_dead = self.words[super::ENDED + row].load(SeqCst) == 1;
+            if is_dead && entry.load() == seen {
                 return true;
             }
             Steps::retry();
