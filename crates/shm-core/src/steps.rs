@@ -179,9 +179,8 @@ pub fn acquire_free<W: Atomic64>(
     won.then_some(generation)
 }
 
-/// Gives back the reference that an own entry records; the entry is FREE afterwards. `free_last` takes a count of 1 to
-/// 0 and says whether it did. `looker` looks whether anybody is left ([`doubt`]); it is asked only if a participant was
-/// killed that may have left the count too high.
+/// Gives back the reference that an own entry records, which is FREE afterwards. `free_last` takes a count of 1 to 0 and
+/// says whether it did; `looker` is asked only where a kill may have left the count too high ([`doubt`]).
 ///
 /// # Errors
 /// What the line is instead, when there was no such reference.
