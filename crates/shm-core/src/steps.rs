@@ -236,7 +236,6 @@ pub fn give_back<W: Atomic64>(
                     entry.clear(me.epoch);
                     return Ok(());
                 }
-                // Nobody holds it: the reference that a dead participant did not give back is ours.
             } else {
                 entry.store(state(Kind::Held));
             }
@@ -244,10 +243,10 @@ pub fn give_back<W: Atomic64>(
     }
 }
 
-/// One more reference to a line that somebody else is known to hold: ENTERING, the count, HELD.
+/// One more reference to a line that somebody else holds: ENTERING, the count, HELD; FREE after an error.
 ///
 /// # Errors
-/// [`Refused`]; the entry is FREE then.
+/// [`Refused`].
 #[inline]
 pub fn open<W: Atomic64>(
     entry: &EntryRef<'_, W>,
@@ -412,7 +411,7 @@ pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &im
                 crate::failpoint!("reap.freed");
             }
             (Kind::Held | Kind::Dropping, _) => {
-                // Shared: only the one whose swap succeeded subtracts; killed here, it leaves the same doubt.
+                // Only the one whose swap succeeded subtracts.
                 let leaving = seen.with(Kind::Leaving);
                 if !entry.change(seen, leaving) {
                     continue;
