@@ -329,7 +329,7 @@ fn each_step(workers: &str, features: &str) {
     let put = ["put.claimed", "put.written", "put.giving", "put.published"];
     let get = ["get.taken", "get.recorded", "get.released"];
     let release = [
-        "block.drop.cleared",
+        "block.drop.left",
         "block.drop.recorded",
         "block.drop.uncounted",
     ];

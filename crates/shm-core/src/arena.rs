@@ -56,6 +56,8 @@ pub(crate) struct Inner {
     named: bool,
     /// One thread of this process reaps at a time; across processes the row's reaper word decides.
     reaping: Mutex<()>,
+    /// Held by a thread that looks into a count in doubt.
+    pub(crate) looking: Mutex<()>,
 }
 
 static CURRENT: RwLock<Option<Arena>> = RwLock::new(None);
@@ -245,6 +247,7 @@ impl Arena {
             watcher: OnceLock::new(),
             gate: Arc::default(),
             reaping: Mutex::new(()),
+            looking: Mutex::new(()),
             segment,
         };
         let arena = Self(Arc::new(inner));

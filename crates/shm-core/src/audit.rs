@@ -8,17 +8,15 @@ use std::collections::HashMap;
 
 use crate::arena::Arena;
 use crate::cells::CellArray;
-use crate::chunk::{Chunks, State, Use};
-use crate::class::SLABS;
 use crate::held::{self, Held};
-use crate::layout::{LINE, counted, descriptor};
+use crate::holders;
+use crate::layout::{LINE, counted};
 use crate::lease::{self, Kind};
 use crate::line::{Counted, Mode, Tag};
 use crate::message;
 use crate::names;
 use crate::object::{Array, Object};
 use crate::participant::table::rows;
-use crate::word::{CellState, decode};
 
 /// A line whose count is not what holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,36 +58,16 @@ impl Arena {
             };
             for entry in lease::entries_of(segment, owner) {
                 let seen = entry.load();
-                if seen.epoch == owner.epoch && seen.kind != Kind::Free {
+                if seen.epoch == owner.epoch && seen.kind != Kind::Free && !seen.kind.is_in_doubt()
+                {
                     *holders
                         .entry((seen.line, entry.generation.load(Ordering::Relaxed)))
                         .or_default() += 1;
                 }
             }
         }
-        let mut live = Vec::new();
-        let chunks = Chunks::new(segment);
-        for chunk in 0..chunks.high() {
-            match chunks.state(chunk) {
-                State::Owned(_, Use::Slab(class)) | State::Orphan(Use::Slab(class)) => {
-                    let Some(slab) = SLABS.get(class as usize) else {
-                        continue;
-                    };
-                    let bump = chunks
-                        .word(chunk, descriptor::BUMP)
-                        .load(Ordering::Acquire)
-                        .min(slab.blocks);
-                    let first = (chunks.offset(chunk) + slab.lines) / LINE;
-                    live.extend(first..first + bump);
-                }
-                State::Owned(_, Use::Run(_)) | State::Orphan(Use::Run(_)) => {
-                    live.push(Chunks::run_line(chunk))
-                }
-                _ => {}
-            }
-        }
         let mut lines = Vec::new();
-        for line in live {
+        for line in holders::block_lines(segment) {
             let word = Counted::from_word(segment.word(line * LINE).load(Ordering::Acquire));
             if word.count == 0 {
                 continue;
@@ -205,19 +183,11 @@ impl Arena {
 }
 
 fn cells_with_messages(object: &Object, index: usize) -> Vec<[u64; crate::cells::PAYLOAD_WORDS]> {
-    let array = object
-        .cells(index)
-        .map(|cells| cells.0)
-        .or_else(|_| object.lane(index).map(|lane| lane.0));
-    let Ok(array) = array else { return Vec::new() };
+    let Some(array) = holders::messages_of(object, index) else {
+        return Vec::new();
+    };
     (0..array.capacity())
-        .filter(|&cell| {
-            let word = array.word(cell).load(Ordering::Acquire);
-            matches!(
-                decode(word),
-                CellState::Ready { .. } | CellState::Taking { .. }
-            )
-        })
+        .filter(|&cell| holders::holds_message(array.word(cell).load(Ordering::Acquire)))
         .map(|cell| {
             let words = array.payload(cell);
             core::array::from_fn(|word| words[word].load(Ordering::Relaxed))

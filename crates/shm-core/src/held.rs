@@ -4,17 +4,17 @@
 //! process gives its one reference back, by the steps of the protocol (`docs/src/protocols.md`, "drop").
 
 use core::fmt;
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::arena::Arena;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heap;
 use crate::layout::{LINE, counted};
-use crate::lease::Kind;
 use crate::line::{self, Counted, Mode, Tag};
 use crate::object;
 use crate::prefetch::prefetch;
-use crate::steps;
+use crate::segment::Segment;
+use crate::steps::{self, Words};
 
 /// One reference of this process to a counted line.
 pub(crate) struct Held {
@@ -76,17 +76,13 @@ impl Held {
     pub(crate) fn open(arena: &Arena, line: u64, generation: u64) -> Result<Self> {
         arena.check_not_forked("opening a handle")?;
         let lease = arena.leases().reserve(arena.segment())?;
-        match line::increment(
-            arena.segment().word(line * LINE + counted::WORD),
-            generation,
-        ) {
-            Ok(()) => {
-                // Recorded after the increment: a kill between leaks one count, never frees early.
-                arena
-                    .leases()
-                    .record(arena.segment(), lease, Kind::Held, line, generation);
-                Ok(Self::adopt(arena, lease, line, generation))
-            }
+        let entry = arena.leases().entry(arena.segment(), lease);
+        let words = words(arena.segment(), line);
+        let opened = steps::open(&entry, arena.me().epoch, (line, generation), words, || {
+            fence(Ordering::SeqCst);
+        });
+        match opened.map_err(line::refused(generation)) {
+            Ok(()) => Ok(Self::adopt(arena, lease, line, generation)),
             Err(error) => {
                 arena.leases().put_back(lease);
                 Err(error)
@@ -160,6 +156,25 @@ impl Held {
                 .load(Ordering::Acquire);
             Counted::from_word(word) == Counted::new(self.generation, 1)
         }
+    }
+
+    /// Handles in this process, and what the line says: what an error tells.
+    #[cold]
+    pub(crate) fn counts(&self) -> (u32, Counted) {
+        let word = self
+            .arena
+            .segment()
+            .word(self.line * LINE + counted::WORD)
+            .load(Ordering::Acquire);
+        let local = match self.armed {
+            true => self
+                .arena
+                .leases()
+                .local(self.lease)
+                .load(Ordering::Acquire),
+            false => 0,
+        };
+        (local, Counted::from_word(word))
     }
 
     /// Gives the reference back even while this thread empties an object. Called on the only handle, and not on the
@@ -277,11 +292,11 @@ pub(crate) fn give_back(arena: &Arena, lease: u32, line: u64, generation: u64) {
 pub(crate) fn give_back_now(arena: &Arena, lease: u32, line: u64, generation: u64) {
     let segment = arena.segment();
     let leases = arena.leases();
-    let word = segment.word(line * LINE + counted::WORD);
     let entry = leases.entry(segment, lease);
     let free = || free_last(arena, line, generation);
     let block = (line, generation);
-    if let Err(found) = steps::give_back(&entry, arena.me().epoch, block, word, free) {
+    let words = words(segment, line);
+    if let Err(found) = steps::give_back(&entry, arena.me(), block, words, free, arena) {
         tracing::error!(
             line,
             generation,
@@ -290,6 +305,15 @@ pub(crate) fn give_back_now(arena: &Arena, lease: u32, line: u64, generation: u6
         );
     }
     leases.put_back(lease);
+}
+
+/// The words of a line that count who holds it.
+#[inline]
+pub(crate) fn words(segment: &Segment, line: u64) -> Words<'_, AtomicU64> {
+    Words {
+        count: segment.word(line * LINE + counted::WORD),
+        doubt: segment.word(line * LINE + counted::DOUBT),
+    }
 }
 
 /// Gives back a reference that no entry records. A kill in between leaks it.

@@ -180,6 +180,8 @@ pub(crate) mod counted {
     pub(crate) const LENGTH: u64 = 16;
     /// Who is making an end or slot anew: 0, or `{row + 1: 16 | epoch: 16}`.
     pub(crate) const CLAIMANT: u64 = 24;
+    /// Whether the count may be too high: 0, 1, or who looks into it; see [`crate::doubt`].
+    pub(crate) const DOUBT: u64 = 32;
 }
 
 // ------------------------------------------------------------------------------------------- objects

@@ -14,6 +14,8 @@
 //! | GIVING_LANE | only while the ticket's cell is FREE at that position |
 //! | RECV_LANE | only once the ticket's cell is no longer READY at that position |
 //! | DROPPING | yes, if the line is still (generation, 1) |
+//! | LEAVING, ENTERING | nobody can tell: killed here, it leaves a count in [doubt](crate::doubt) |
+//! | LOOKING | no; a count in doubt is being looked into |
 //!
 //! Tickets are written before the state word that makes them count.
 
@@ -53,9 +55,31 @@ pub enum Kind {
     RecvLane = 6,
     /// The participant's reference goes, and it is the last one.
     Dropping = 7,
+    /// The participant's reference goes, and others stay: counted or not any more.
+    Leaving = 8,
+    /// One more reference comes: counted already or not.
+    Entering = 9,
+    /// Its participant looks whether a count is too high.
+    Looking = 10,
 }
 
 impl Kind {
+    /// Whether a kill here leaves it open whether the line counts this reference.
+    #[must_use]
+    pub const fn is_in_doubt(self) -> bool {
+        matches!(self, Self::Leaving | Self::Entering | Self::Looking)
+    }
+
+    /// Whether an entry of a living participant says this for a moment only, and may name what it does not hold any more,
+    /// or not yet.
+    #[must_use]
+    pub const fn is_passing(self) -> bool {
+        matches!(
+            self,
+            Self::Leaving | Self::Entering | Self::Giving | Self::GivingLane
+        )
+    }
+
     const fn from_code(code: u64) -> Self {
         match code {
             1 => Self::Alloc,
@@ -65,6 +89,9 @@ impl Kind {
             5 => Self::GivingLane,
             6 => Self::RecvLane,
             7 => Self::Dropping,
+            8 => Self::Leaving,
+            9 => Self::Entering,
+            10 => Self::Looking,
             _ => Self::Free,
         }
     }
@@ -154,8 +181,9 @@ impl<W: Atomic64> EntryRef<'_, W> {
             .is_ok()
     }
 
+    /// Its living owner writes the state alone.
     #[inline]
-    fn store(&self, entry: Entry) {
+    pub fn store(&self, entry: Entry) {
         // Release: a reaper that reads the state word sees the words it makes valid.
         self.state.store(entry.to_word(), Ordering::Release);
     }

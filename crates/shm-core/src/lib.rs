@@ -36,12 +36,14 @@ pub mod deadlock;
 pub mod descriptor;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
+pub mod doubt;
 pub mod error;
 pub mod event;
 pub mod exit;
 pub mod failure;
 mod heap;
 mod held;
+mod holders;
 pub mod inspect;
 pub mod lane;
 mod layout;

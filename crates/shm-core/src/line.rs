@@ -58,9 +58,31 @@ impl Counted {
     }
 }
 
+/// The words of a line that count who holds it.
+#[derive(Debug)]
+pub struct Words<'a, W> {
+    /// Generation and count.
+    pub count: &'a W,
+    /// Whether the count may be too high.
+    pub doubt: &'a W,
+}
+
+// Not derived: the words themselves need not be copied.
+impl<W> Clone for Words<'_, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<W> Copy for Words<'_, W> {}
+
 /// Adds one reference to a line that the caller holds a reference to.
 pub(crate) fn increment(word: &AtomicU64, generation: u64) -> Result<()> {
-    steps::increment(word, generation).map_err(|refused| match refused {
+    steps::increment(word, generation).map_err(refused(generation))
+}
+
+/// The error for a reference that could not be had.
+pub(crate) fn refused(generation: u64) -> impl FnOnce(Refused) -> Error {
+    move |refused| match refused {
         Refused::Stale(now) => Error::new(
             ErrorKind::Stale,
             format!(
@@ -74,7 +96,7 @@ pub(crate) fn increment(word: &AtomicU64, generation: u64) -> Result<()> {
                 "a block can be referenced by at most {COUNT_MAX} processes and messages at once; drop some of them"
             ),
         ),
-    })
+    }
 }
 
 /// What a line counts; kept in its second word.

@@ -237,13 +237,14 @@ fn unknown(name: &str, entries: &[Entry]) -> Error {
         Some(more @ 1..) => format!(" and {more} more"),
         _ => String::new(),
     };
+    let there = match entries.len() {
+        0 => "nothing has been published in it".to_owned(),
+        1 => format!("there is one name: {}", known[0]),
+        many => format!("there are {many} names: {}{more}", known.join(", ")),
+    };
     Error::new(
         ErrorKind::NotFound,
-        format!(
-            "nothing in the arena has the name {name:?}; there are {} names: {}{more}",
-            entries.len(),
-            known.join(", ")
-        ),
+        format!("nothing in the arena has the name {name:?}; {there}"),
     )
 }
 

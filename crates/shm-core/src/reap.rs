@@ -10,10 +10,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
 use crate::cells::Owner;
+use crate::doubt::{self, Looker};
 use crate::heap;
 use crate::held;
 use crate::layout::{LINE, counted, object as object_layout, row};
 use crate::lease::{self, Entry, EntryRef, Kind};
+use crate::line::Counted;
 use crate::object;
 use crate::participant::liveness::{self, Verdict};
 use crate::participant::lock::RowLocks;
@@ -124,6 +126,10 @@ fn is_alive(arena: &Arena, other: Owner) -> bool {
 /// Phase 1: every reference on its way becomes HELD or nothing.
 fn settle_tickets(arena: &Arena, dead: Owner) {
     for entry in lease::entries_of(arena.segment(), dead) {
+        doubt::settle(&entry, dead, |line| {
+            let there = wave_of(arena.segment(), line).is_some();
+            there.then(|| arena.segment().word(line * LINE + counted::DOUBT))
+        });
         steps::settle(&entry, dead, |seen| match seen.kind {
             Kind::Alloc => alloc_counts(arena.segment(), dead, &entry, seen.line),
             _ => ticket_counts(arena.segment(), dead, &entry, seen),
@@ -180,14 +186,16 @@ fn mend_objects(arena: &Arena, dead: Owner, pid: u32) {
         if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
             continue;
         }
-        if wave_of(arena.segment(), seen.line) == Some(Wave::Objects) {
-            object::mend(
-                arena,
-                seen.line,
-                entry.generation.load(Ordering::Relaxed),
-                dead,
-                pid,
-            );
+        if wave_of(arena.segment(), seen.line) != Some(Wave::Objects) {
+            continue;
+        }
+        let generation = entry.generation.load(Ordering::Relaxed);
+        let word = arena.segment().word(seen.line * LINE + counted::WORD);
+        let now = Counted::from_word(word.load(Ordering::Acquire));
+        // One that it had just let go as the last holder is somebody else's by now, or will be. While the line has the
+        // generation and counts anybody, the dead one's reference is among those counted, and keeps it.
+        if now.generation == generation && now.count > 0 {
+            object::mend(arena, seen.line, generation, dead, pid);
         }
     }
 }
@@ -233,7 +241,7 @@ impl Reaper<AtomicU64> for Dropper<'_> {
             None => Named::Nothing,
             Some(found) if found != self.wave => Named::NotNow,
             Some(_) => Named::Line {
-                word: segment.word(line * LINE + counted::WORD),
+                words: held::words(segment, line),
                 meta: segment
                     .word(line * LINE + counted::META)
                     .load(Ordering::Acquire),
@@ -253,9 +261,14 @@ impl Reaper<AtomicU64> for Dropper<'_> {
         held::after_free(self.arena, line, meta);
     }
 
-    fn release_unrecorded(&self, line: u64, generation: u64) {
+    fn let_go(&self, line: u64) {
         object::count_dead_consumer(self.arena, line);
-        held::release_unrecorded(self.arena, line, generation);
+    }
+}
+
+impl Looker for Dropper<'_> {
+    fn is_named(&self, line: u64, generation: u64) -> bool {
+        self.arena.is_named(line, generation)
     }
 }
 

@@ -8,6 +8,7 @@
 use crate::cells::Owner;
 use crate::chunk::{State, Use};
 use crate::class::{CLASSES, SLABS_OF};
+use crate::doubt;
 use crate::lease::{Entry, Kind};
 use crate::line::{Counted, Mode, Tag};
 use crate::message::{self, What};
@@ -62,6 +63,8 @@ pub(crate) const OF_WORDS: u64 = {
         index += 1;
     }
     hash = fold(hash, claimant(ONE));
+    hash = fold(hash, doubt::DOUBTFUL);
+    hash = fold(hash, doubt::TAKEN | doubt::looking(ONE));
     // Leases.
     let kinds = [
         Kind::Free,
@@ -72,6 +75,9 @@ pub(crate) const OF_WORDS: u64 = {
         Kind::GivingLane,
         Kind::RecvLane,
         Kind::Dropping,
+        Kind::Leaving,
+        Kind::Entering,
+        Kind::Looking,
     ];
     index = 0;
     while index < kinds.len() {

@@ -8,9 +8,10 @@
 use core::sync::atomic::Ordering;
 
 use crate::cells::{self, Owner};
+use crate::doubt::{self, Looker};
 use crate::lane;
 pub use crate::lease::{Entry, EntryRef, Kind};
-pub use crate::line::{COUNT_MAX, Counted};
+pub use crate::line::{COUNT_MAX, Counted, Words};
 use crate::sync::Atomic64;
 
 /// Why there is not one more reference.
@@ -178,47 +179,94 @@ pub fn acquire_free<W: Atomic64>(
     won.then_some(generation)
 }
 
-/// Gives back the reference that an own entry records; the entry is FREE afterwards. `free_last` takes a count of 1 to
-/// 0 and says whether it did.
+/// Gives back the reference that an own entry records, which is FREE afterwards. `free_last` takes a count of 1 to 0 and
+/// says whether it did; `looker` is asked only where a kill may have left the count too high ([`doubt`]).
 ///
 /// # Errors
 /// What the line is instead, when there was no such reference.
 #[inline]
 pub fn give_back<W: Atomic64>(
     entry: &EntryRef<'_, W>,
-    epoch: u16,
+    me: Owner,
     (line, generation): (u64, u64),
-    word: &W,
+    words: Words<'_, W>,
     mut free_last: impl FnMut() -> bool,
+    looker: &impl Looker,
 ) -> Result<(), Counted> {
+    let word = words.count;
+    let state = |kind| Entry {
+        kind,
+        epoch: me.epoch,
+        line,
+    };
     loop {
         // Acquire: pairs with the release of the other holders that let go.
         let now = Counted::from_word(word.load(Ordering::Acquire));
         if now.generation != generation || now.count == 0 {
-            entry.clear(epoch);
+            entry.clear(me.epoch);
             return Err(now);
         }
         if now.count == 1 {
-            entry.set(Kind::Dropping);
+            entry.store(state(Kind::Dropping));
             crate::failpoint!("block.drop.recorded");
             let freed = free_last();
             crate::failpoint!("block.drop.uncounted");
             if freed {
-                entry.clear(epoch);
+                entry.clear(me.epoch);
                 return Ok(());
             }
             // Somebody opened it by its handle meanwhile.
-            entry.set(Kind::Held);
+            entry.store(state(Kind::Held));
         } else {
-            // The record goes before the count: a kill between leaks one count, which the audit finds.
-            entry.clear(epoch);
-            crate::failpoint!("block.drop.cleared");
+            // From here to the end a kill leaves it open whether the count is too high; its reaper looks into it.
+            entry.store(state(Kind::Leaving));
+            crate::failpoint!("block.drop.leaving");
             if subtract_shared(word, generation) {
-                return Ok(());
+                crate::failpoint!("block.drop.left");
+                // After the subtraction: whoever has doubts and sees LEAVING waits until we have looked here, or are gone.
+                if words.doubt.load(Ordering::SeqCst) == 0 {
+                    entry.clear(me.epoch);
+                    return Ok(());
+                }
+                let is_ours = looker.alone(|| {
+                    entry.store(state(Kind::Looking));
+                    doubt::look(entry, me, (line, generation), words, looker)
+                });
+                if !is_ours {
+                    entry.clear(me.epoch);
+                    return Ok(());
+                }
+            } else {
+                entry.store(state(Kind::Held));
             }
-            entry.record(epoch, Kind::Held, line, generation);
         }
     }
+}
+
+/// One more reference to a line that somebody else holds: ENTERING, the count, HELD; FREE after an error.
+///
+/// # Errors
+/// [`Refused`].
+#[inline]
+pub fn open<W: Atomic64>(
+    entry: &EntryRef<'_, W>,
+    epoch: u16,
+    (line, generation): (u64, u64),
+    words: Words<'_, W>,
+    fence: impl FnOnce(),
+) -> Result<(), Refused> {
+    entry.record(epoch, Kind::Entering, line, generation);
+    // Either who looks into a doubt sees the entry, or we see that it looks.
+    fence();
+    doubt::touch(words.doubt);
+    crate::failpoint!("block.open.entering");
+    if let Err(refused) = increment(words.count, generation) {
+        entry.clear(epoch);
+        return Err(refused);
+    }
+    crate::failpoint!("block.open.counted");
+    entry.set(Kind::Held);
+    Ok(())
 }
 
 /// Gives back a reference that no entry records. A kill in between leaks it.
@@ -239,7 +287,13 @@ pub fn ticket_counts(kind: Kind, word: u64, dead: Owner, position: u64, capacity
         Kind::Recv => !cells::is_taken_by(word, dead, position, capacity),
         Kind::GivingLane => lane::lane_is_free(word, position),
         Kind::RecvLane => !lane::lane_is_ready(word, position),
-        Kind::Free | Kind::Alloc | Kind::Held | Kind::Dropping => false,
+        Kind::Free
+        | Kind::Alloc
+        | Kind::Held
+        | Kind::Dropping
+        | Kind::Leaving
+        | Kind::Entering
+        | Kind::Looking => false,
     }
 }
 
@@ -268,11 +322,16 @@ pub fn settle<W: Atomic64>(
 ) {
     loop {
         let seen = entry.load();
-        if seen.epoch != dead.epoch || matches!(seen.kind, Kind::Free | Kind::Held | Kind::Dropping)
-        {
+        let is_settled = matches!(seen.kind, Kind::Free | Kind::Held | Kind::Dropping);
+        if seen.epoch != dead.epoch || is_settled || seen.kind.is_in_doubt() {
             return;
         }
-        let settled = if counts(seen) { Kind::Held } else { Kind::Free };
+        let settled = match (counts(seen), seen.kind) {
+            (true, _) => Kind::Held,
+            (false, Kind::Alloc) => Kind::Free,
+            // Somebody with a doubt may have passed it by for ours.
+            (false, _) => Kind::Looking,
+        };
         // A failed swap means that another reaper was here (and died): look again.
         if entry.change(seen, seen.with(settled)) {
             return;
@@ -281,31 +340,31 @@ pub fn settle<W: Atomic64>(
 }
 
 /// What a line number in an entry means to a reaper at this moment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub enum Named<'a, W> {
     /// Nothing (any more).
     Nothing,
     /// A line whose turn comes in another wave.
     NotNow,
-    /// A line, with its first two words.
+    /// A line.
     Line {
-        /// Generation and count.
-        word: &'a W,
+        /// Its count.
+        words: Words<'a, W>,
         /// The second word's value.
         meta: u64,
     },
 }
 
 /// What a reaper needs of the arena to drop what a dead participant held.
-pub trait Reaper<W> {
+pub trait Reaper<W>: Looker {
     /// What a line number means.
     fn named(&self, line: u64) -> Named<'_, W>;
     /// Takes a count of 1 to 0, and says whether it did.
     fn free_last(&self, line: u64, generation: u64) -> bool;
     /// Repeats what follows a count of 0.
     fn after_free(&self, line: u64, meta: u64);
-    /// Gives back a reference that no entry records.
-    fn release_unrecorded(&self, line: u64, generation: u64);
+    /// A reference beside others has gone.
+    fn let_go(&self, line: u64);
 }
 
 /// Phase 3 of reaping, for one entry: drops what it holds, as the living do, but by compare-and-swap.
@@ -316,12 +375,13 @@ pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &im
     // A failed swap means that another reaper was here (and died): look again, never skip.
     loop {
         let seen = entry.load();
-        if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
+        let is_ours = matches!(seen.kind, Kind::Held | Kind::Dropping) || seen.kind.is_in_doubt();
+        if seen.epoch != dead.epoch || !is_ours {
             return;
         }
         let generation = entry.generation.load(Ordering::Relaxed);
         let free = seen.with(Kind::Free);
-        let (word, meta) = match reaper.named(seen.line) {
+        let (words, meta) = match reaper.named(seen.line) {
             Named::NotNow => return,
             Named::Nothing => {
                 if entry.change(seen, free) {
@@ -329,8 +389,9 @@ pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &im
                 }
                 continue;
             }
-            Named::Line { word, meta } => (word, meta),
+            Named::Line { words, meta } => (words, meta),
         };
+        let word = words.count;
         let now = Counted::from_word(word.load(Ordering::Acquire));
         match (seen.kind, now.count) {
             (kind, count) if count == 0 || now.generation != generation => {
@@ -349,10 +410,44 @@ pub fn drop_entry<W: Atomic64>(entry: &EntryRef<'_, W>, dead: Owner, reaper: &im
                 reaper.free_last(seen.line, generation);
                 crate::failpoint!("reap.freed");
             }
+            (Kind::Held | Kind::Dropping, _) => {
+                // Only the one whose swap succeeded subtracts.
+                let leaving = seen.with(Kind::Leaving);
+                if !entry.change(seen, leaving) {
+                    continue;
+                }
+                crate::failpoint!("reap.leaving");
+                let is_gone = subtract_shared(word, generation);
+                crate::failpoint!("reap.left");
+                if !is_gone {
+                    entry.change(leaving, seen);
+                    continue;
+                }
+                reaper.let_go(seen.line);
+                // Before the look at the doubt: who has one either passes over this entry, or is seen.
+                let looking = seen.with(Kind::Looking);
+                let nobody_looks =
+                    entry.change(leaving, looking) && words.doubt.load(Ordering::SeqCst) == 0;
+                if nobody_looks && entry.change(looking, free) {
+                    return;
+                }
+            }
             _ => {
-                // Shared: clear the record, then subtract; only the one whose swap succeeded does.
-                if entry.change(seen, free) {
-                    reaper.release_unrecorded(seen.line, generation);
+                let looking = seen.with(Kind::Looking);
+                if seen.kind != Kind::Looking {
+                    doubt::raise(words.doubt);
+                    if !entry.change(seen, looking) {
+                        continue;
+                    }
+                } else if words.doubt.load(Ordering::SeqCst) == 0 {
+                    if entry.change(seen, free) {
+                        return;
+                    }
+                    continue;
+                }
+                // If nobody holds it, the entry is HELD now, and the reference is given back as any.
+                let line = (seen.line, generation);
+                if !doubt::look(entry, dead, line, words, reaper) && entry.change(looking, free) {
                     return;
                 }
             }

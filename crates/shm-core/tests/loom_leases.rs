@@ -13,7 +13,9 @@ use loom::thread;
 use loom_support::{
     Model, RelaxedLoads, RelaxedPublication, Right, Variant, check, check_fails, left_out64, word64,
 };
-use shm_core::steps::{self, Counted, EntryRef, Kind};
+use shm_core::cells::Owner;
+use shm_core::doubt::Looker;
+use shm_core::steps::{self, Counted, EntryRef, Kind, Words};
 use shm_core::sync::{Atomic64, Memory};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -42,6 +44,15 @@ impl<V: Variant> Entry<V> {
     }
 }
 
+/// Nobody was killed, so nobody looks.
+struct Nobody;
+
+impl Looker for Nobody {
+    fn is_named(&self, _: u64, _: u64) -> bool {
+        unreachable!("no count is in doubt")
+    }
+}
+
 /// A counted block and what is in it: a part for each of two holders.
 #[derive(Debug)]
 struct Block<V: Variant> {
@@ -66,7 +77,13 @@ impl<V: Variant> Block<V> {
     fn give_back(&self) {
         let free = || steps::free(&self.word, FIRST);
         let entry = Entry::<V>::private();
-        steps::give_back(&entry.at(), 1, (0, FIRST), &self.word, free)
+        let doubt = left_out64();
+        let words = Words {
+            count: &self.word,
+            doubt: &doubt,
+        };
+        let me = Owner { row: 0, epoch: 1 };
+        steps::give_back(&entry.at(), me, (0, FIRST), words, free, &Nobody)
             .expect("it was held until now");
     }
 

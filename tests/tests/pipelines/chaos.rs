@@ -67,7 +67,7 @@ pub(crate) fn killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are
         ("get.released", 40, "copy.0"),
         ("block.drop.recorded", 40, "copy.0"),
         ("block.drop.uncounted", 40, "copy.1"),
-        ("block.drop.cleared", 120, "copy.0"),
+        ("block.drop.left", 120, "copy.0"),
     ] {
         // What a process does when it starts and ends comes by these labels, too, less often than that.
         let output = integration_tests::play("replaced_again_and_again")

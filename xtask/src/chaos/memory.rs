@@ -81,8 +81,8 @@ impl Suite for Memory {
 
     fn labels(&self) -> &'static [&'static str] {
         &[
-            "attach.", "block.", "chunk.", "get.", "lane.", "lease.", "line.", "names.", "object.",
-            "put.", "reap.", "row.",
+            "attach.", "block.", "chunk.", "doubt.", "get.", "lane.", "lease.", "line.", "names.",
+            "object.", "put.", "reap.", "row.",
         ]
     }
 

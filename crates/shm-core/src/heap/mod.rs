@@ -156,6 +156,9 @@ impl Heap {
                 segment
                     .word(found.line * LINE + counted::META)
                     .store(Tag::meta_of_block(mode), Ordering::Relaxed);
+                segment
+                    .word(found.line * LINE + counted::DOUBT)
+                    .store(0, Ordering::Relaxed);
             };
             let block = (found.line, found.generation);
             let entry = leases.entry(segment, lease);

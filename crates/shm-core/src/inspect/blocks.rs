@@ -141,7 +141,8 @@ impl<'a> Blocks<'a> {
                 let words = self.reader.words(at, count * (LEASE / WORD))?;
                 for word in words.iter().step_by((LEASE / WORD) as usize) {
                     let entry = Entry::from_word(*word);
-                    let counts = !matches!(entry.kind, Kind::Free | Kind::Alloc);
+                    let counts = !matches!(entry.kind, Kind::Free | Kind::Alloc)
+                        && !entry.kind.is_in_doubt();
                     if let Some(size) = self
                         .size_of(entry.line)
                         .filter(|_| counts && entry.epoch == who.epoch)

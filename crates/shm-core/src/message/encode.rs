@@ -17,7 +17,7 @@ use super::strict::Whole;
 use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
 use crate::error::{Error, ErrorKind, Result};
-use crate::held::Held;
+use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
 use crate::line::Mode;
 use crate::object::Object;
@@ -257,7 +257,7 @@ impl Outgoing {
             // sent it elsewhere.
             let is_still = pin.what == What::ExclusiveEnd || pin.mode() == Some(Mode::Exclusive);
             if !is_still || !pin.held.is_sole() {
-                return Err(still_held());
+                return Err(still_held(pin));
             }
         }
         let (table, body) = match draft.payload() {
@@ -298,11 +298,24 @@ impl Outgoing {
 }
 
 #[cold]
-fn still_held() -> Error {
+fn still_held(pin: &Pin) -> Error {
+    let (local, line) = pin.held.counts();
+    let who = if line.generation != pin.held.generation || line.count == 0 {
+        return held::stale(pin.held.line, pin.held.generation);
+    } else if local > 1 {
+        format!(
+            "that occurs twice in it, or that this process still holds elsewhere (in an Arc, say): it has {local} handles"
+        )
+    } else if line.count > 1 {
+        format!("to which others have {} references", line.count - 1)
+    } else {
+        "that was frozen or aliased while it was being sent".to_owned()
+    };
     Error::new(
         ErrorKind::StillHeld,
-        "the message holds an exclusive tensor (or lane end) that occurs twice in it, or that this process still holds elsewhere (in an Arc, say); \
-         nothing was sent. Send the tensor itself, or `freeze()` it and send clones",
+        format!(
+            "the message holds an exclusive tensor (or lane end) {who}; nothing was sent. Send the tensor itself, or `freeze()` it and send clones"
+        ),
     )
 }
 

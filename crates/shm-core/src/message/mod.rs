@@ -21,6 +21,7 @@ pub(crate) use encode::Pin;
 pub(crate) use encode::Pins;
 pub use encode::{EncodeError, Outgoing, encode, plain, read_plain};
 pub(crate) use parse::What;
+pub(crate) use parse::names;
 pub(crate) use parse::{
     Entry, FEW, FORM_INLINE, FORM_SLOT, FORM_SPILLED, Parsed, bare, parse, parse_into,
 };

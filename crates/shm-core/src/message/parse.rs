@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
+use crate::doubt;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heap;
 use crate::held;
@@ -335,6 +336,32 @@ pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Par
     Ok(parsed)
 }
 
+/// Whether the message with this payload, which may be gone by now, names that line. One that can't be parsed gives nobody a
+/// reference.
+pub(crate) fn names(
+    arena: &Arena,
+    payload: &[u64; PAYLOAD_WORDS],
+    (line, generation): (u64, u64),
+) -> bool {
+    let (mut entries, mut bytes) = (SmallVec::new(), Bytes::new());
+    let outcome = match payload[0] as u8 {
+        FORM_INLINE => parse_inline(payload, &mut entries, &mut bytes),
+        FORM_SPILLED if (payload[1], payload[2]) == (line, generation) => return true,
+        FORM_SPILLED => {
+            let length = usize::try_from(payload[3]).unwrap_or(usize::MAX);
+            match Storage::read_foreign(arena, payload[1], length) {
+                Some(copy) => parse_spilled(copy, &mut entries, &mut bytes),
+                None => return false,
+            }
+        }
+        _ => return false,
+    };
+    outcome.is_ok()
+        && entries
+            .iter()
+            .any(|entry| (entry.line, entry.generation) == (line, generation))
+}
+
 /// As [`parse`], into what is empty: a message is larger than what most have to say, and moving it costs more than reading
 /// it. After an error there may be something in them.
 pub(crate) fn parse_into(
@@ -410,7 +437,7 @@ fn check_each_count(arena: &Arena, entries: &[Entry]) -> Result<()> {
 }
 
 /// Checks that an entry names something that is there, in that generation, counted, and of that kind; what is exclusive is
-/// counted once.
+/// counted once. Whoever looks whether anybody holds it is told that somebody does.
 #[inline]
 fn check(arena: &Arena, entry: &mut Entry) -> Result<()> {
     let segment = arena.segment();
@@ -446,6 +473,7 @@ fn check(arena: &Arena, entry: &mut Entry) -> Result<()> {
             "what its handle says",
         ));
     }
+    doubt::touch(segment.word(entry.line * LINE + counted::DOUBT));
     Ok(())
 }
 

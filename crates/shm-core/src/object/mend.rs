@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use super::{Object, ObjectKind, event_at};
 use crate::arena::Arena;
 use crate::cells::Owner;
+use crate::error::ErrorKind;
 use crate::heap;
 use crate::held::{self, Held};
 use crate::layout::{LINE, counted, object};
@@ -96,8 +97,17 @@ pub(crate) fn empty(arena: &Arena, line: u64, generation: u64) {
     let outermost = begin();
     // With a reference of our own, so that whoever reaps us finds the cells that we are emptying; without room for
     // one, what we had begun is lost with us.
-    let held = Held::open(arena, line, generation)
-        .unwrap_or_else(|_| Held::uncounted(arena, line, generation));
+    let held = match Held::open(arena, line, generation) {
+        // It is gone: somebody has taken over the same count as nobody's.
+        Err(error) if *error.kind() == ErrorKind::Stale => {
+            if outermost {
+                finish();
+            }
+            return;
+        }
+        Err(_) => Held::uncounted(arena, line, generation),
+        Ok(held) => held,
+    };
     match Object::over(held.clone()) {
         Ok(object) => {
             for index in 0..object::ARRAY_COUNT as usize {

@@ -8,7 +8,8 @@
 //! the kernel drops however its holder ends. A leaver gives its row back first, then takes the gate, counts who is there, and removes the name if nobody is. An
 //! attacher opens the file, takes a row first, then the gate, and looks whether the name still means this file. So either its row was there when the leaver
 //! counted, or the name is gone when it looks, and it starts over. A process that exits without dropping its arena marks its row as leaving (see the file `exit.rs`).
-//! When all were killed, the file stays until somebody attaches to it or sweeps it ([`sweep`]); making an arena of the same name does that, too.
+//! When all were killed, the file stays until somebody attaches to it or sweeps it ([`sweep`]); making an arena of the same name does that, too, and making
+//! one whose name is made up sweeps those whose names were, in the same directory.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -175,7 +176,10 @@ unsafe impl SharingStrategy for FileSystem {
     fn create(&self) -> Result<Backing> {
         let name = match &self.name {
             Some(name) => name.clone(),
-            None => random()?,
+            None => {
+                sweep::sweep_made_up(self.in_directory());
+                random()?
+            }
         };
         let path = path_of(self.in_directory(), &name)?;
         let (file, hidden) = make_hidden(self.in_directory())?;

@@ -177,6 +177,7 @@ fn die_at(name: &str, label: &str, nth: u32) -> Aftermath {
     let audit = root.audit();
     assert!(audit.missing.is_empty(), "{label}: {audit:?}");
     let leaked: u64 = audit.leaked.iter().map(|one| one.count - one.holders).sum();
+    // What others still hold stays in doubt until they let go of it.
     assert!(leaked <= u64::from(killed), "{label}: {audit:?}");
     // What is left is delivered once; at most one message of each array was in the hands of the dead.
     for array in [0, 1] {
@@ -188,7 +189,7 @@ fn die_at(name: &str, label: &str, nth: u32) -> Aftermath {
             "{label}: {received:b} of array {array}"
         );
     }
-    // No chunk is anybody's but ours, but for one in which something was leaked.
+    // No chunk is anybody's but ours.
     let chunks = Chunks::new(root.segment());
     let states: Vec<State> = (0..chunks.high())
         .map(|chunk| chunks.state(chunk))
@@ -200,10 +201,7 @@ fn die_at(name: &str, label: &str, nth: u32) -> Aftermath {
     assert_eq!(theirs, 0, "{label}: {states:?}");
     drop((queue, shared));
     let left = root.audit();
-    assert_eq!(left.lines, u64::from(leaked > 0), "{label}: {left:?}");
-    assert!(left.missing.is_empty(), "{label}: {left:?}");
-    // SAFETY: the child was waited for, and this is the one thread of this test that has the arena.
-    unsafe { root.repair_leaks() };
+    assert_eq!(left.lines, 0, "{label}: {left:?}");
     assert_empty(&root);
     let total = crate::layout::chunk_count(root.segment().capacity());
     let whole: Vec<Storage> =
@@ -242,6 +240,7 @@ fn a_child_killed_at_any_step_is_buried_and_loses_at_most_what_it_had_in_hand() 
         "rwlock.",
         "semaphore.",
         "task.",
+        "doubt.",
     ];
     let here = |label: &&&str| !elsewhere.iter().any(|prefix| label.starts_with(prefix));
     for label in LABELS.iter().filter(here) {
@@ -307,6 +306,8 @@ fn a_reaper_that_is_killed_itself_leaves_nothing_undone() {
             crate::cells::Take::At { .. }
         ));
         let dead = kill(other, (theirs, opened, kept));
+        // Or it may be faster than the child.
+        root.end_watcher();
         // A process that has ended, in the row of the dead one.
         let row = crate::participant::table::Row::get(root.segment(), dead.row).unwrap();
         let mut ended = Command::new("true").spawn().unwrap();
@@ -317,8 +318,8 @@ fn a_reaper_that_is_killed_itself_leaves_nothing_undone() {
         let mut child = rerun(NAME).unwrap();
         child.env("TENSORMP_FAILPOINT", format!("{label}=kill"));
         lend(&mut child, &root, &ours);
-        let status = output(&mut child).status;
-        assert_eq!(status.signal(), Some(9), "{label}");
+        let output = output(&mut child);
+        assert_eq!(output.status.signal(), Some(9), "{label}: {output:?}");
         root.bury_the_dead();
         root.bury_the_dead();
         assert_eq!(root.participants(), 1, "{label}");
@@ -431,9 +432,10 @@ fn a_ring_has_all_its_slots_again_after_a_loaner_was_killed_at_any_step() {
             || label.starts_with("slot.loaned")
             || label.starts_with("block.drop.")
     });
+    // Nobody else has the slot, so what is for references beside others is not on the way.
     for label in loaning
         .copied()
-        .filter(|label| *label != "block.drop.cleared")
+        .filter(|label| !["block.drop.leaving", "block.drop.left"].contains(label))
     {
         let root = arena();
         let queue = queue(&root, 1);
@@ -453,4 +455,27 @@ fn a_ring_has_all_its_slots_again_after_a_loaner_was_killed_at_any_step() {
         drop((slots, ring, queue));
         assert_empty(&root);
     }
+}
+
+#[test]
+fn who_died_letting_go_of_an_object_leaves_no_mark_in_what_took_its_place() {
+    let root = arena();
+    let other = join(&root);
+    let ours = queue(&root, 4);
+    let [line, generation] = ours.handle();
+    let theirs = Held::open(&other, line, generation).unwrap();
+    drop(ours);
+    // The last one goes, and dies before its entry is FREE.
+    other
+        .leases()
+        .set(other.segment(), theirs.lease, crate::lease::Kind::Dropping);
+    assert!(crate::held::free_last(&other, line, generation));
+    let dead = kill(other, theirs);
+    let another = queue(&root, 4);
+    assert_eq!(another.handle(), [line, generation + 1]);
+    root.bury_for_certain(dead);
+    assert_eq!(another.bereaved(), None);
+    drop(another);
+    assert_empty(&root);
+    wipe(&root);
 }

@@ -1,6 +1,7 @@
 //! Tests of the whole: several participants, their deaths, hostile bytes. Each file is one promise's neighbourhood.
 
 mod death;
+mod doubt;
 mod garbage;
 mod heap;
 mod life_lock;

@@ -211,7 +211,7 @@ fn whoever_is_killed_while_publishing_leaves_a_whole_table() {
         "get.recorded",
         "get.released",
         "block.drop.recorded",
-        "block.drop.cleared",
+        "block.drop.left",
     ];
     for step in steps {
         for nth in [1, 2, 3, 4, 5, 7, 9] {

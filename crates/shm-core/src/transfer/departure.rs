@@ -89,8 +89,14 @@ impl Departure {
         for (index, (pin, &(lease, moves))) in pins.iter().zip(&self.leases).enumerate() {
             if !moves {
                 // Before publication, and before the entry that counts it.
+                let (line, generation) = (pin.held.line, pin.held.generation);
+                arena
+                    .leases()
+                    .record(segment, lease, Kind::Entering, line, generation);
+                crate::failpoint!("put.entering");
                 let word = segment.word(pin.held.line * LINE + counted::WORD);
-                if let Err(error) = line::increment(word, pin.held.generation) {
+                if let Err(error) = line::increment(word, generation) {
+                    arena.leases().clear(segment, lease);
                     self.take_back(object, &pins[..index]);
                     return Err(error);
                 }
@@ -112,9 +118,10 @@ impl Departure {
             if moves {
                 arena.leases().set(arena.segment(), lease, Kind::Held);
             } else {
-                arena.leases().clear(arena.segment(), lease);
+                arena.leases().set(arena.segment(), lease, Kind::Leaving);
                 // We hold the pin as well, so this is never the last reference.
                 held::subtract_shared(arena, pin.held.line, pin.held.generation);
+                arena.leases().clear(arena.segment(), lease);
             }
         }
     }

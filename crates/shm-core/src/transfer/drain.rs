@@ -35,25 +35,26 @@ impl Object {
     /// Takes one message and releases what it holds without entries of our own, for which there is no room. A kill in
     /// between leaks what it held.
     fn drain_one_unrecorded(&self, index: usize, seen: &mut u64) -> bool {
-        let payload = if let Ok(cells) = self.cells(index) {
+        // Parsed while the cell still names what it holds, as by any taker.
+        let parsed = if let Ok(cells) = self.cells(index) {
             let Take::At { pos, .. } = cells.take(self.arena().me(), seen) else {
                 return false;
             };
-            let payload = cells.read(pos);
+            let parsed = parse(self.arena(), &cells.read(pos));
             let _ = cells.release(pos);
-            payload
+            parsed
         } else if let Ok(lane) = self.lane(index) {
             let pos = lane.head();
             if !lane.is_ready(pos) {
                 return false;
             }
-            let payload = lane.read(pos);
+            let parsed = parse(self.arena(), &lane.read(pos));
             lane.release(pos);
-            payload
+            parsed
         } else {
             return false;
         };
-        self.release_named(parse(self.arena(), &payload));
+        self.release_named(parsed);
         true
     }
 

@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering;
 use shm_core::sync::{Atomic32, Atomic64, Memory};
 
 /// Words of memory in a world, at most.
-pub(crate) const WORDS: usize = 40;
+pub(crate) const WORDS: usize = 42;
 /// Answers that one act can have got, at most.
-const LOG: usize = 40;
+const LOG: usize = 64;
 /// Processes in a world, at most.
 pub(crate) const PROCESSES: usize = 8;
 

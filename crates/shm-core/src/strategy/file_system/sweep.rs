@@ -111,6 +111,35 @@ pub(crate) fn sweep_one(path: &Path) -> Result<bool> {
     Ok(look_at(path, true)?.is_some_and(|(_, removed)| removed))
 }
 
+/// How many arenas with names that were made up are looked at before another is made.
+const LOOKED_AT: usize = 16;
+
+/// Removes some of the arenas in `directory` whose names were made up and in which nobody lives: nobody will ask for
+/// them, and no program knows what to clean up after it was killed. Waits for nobody, and what can't be looked at stays.
+pub(super) fn sweep_made_up(directory: &Path) {
+    let paths = ours_in(directory).unwrap_or_default();
+    for path in paths.iter().filter(|path| is_made_up(path)).take(LOOKED_AT) {
+        let over = matches!(look_at(path, false), Ok(Some((found, _))) if is_over(found.standing));
+        if over && let Err(error) = sweep_one(path) {
+            tracing::debug!(%error, path = %path.display(), "an abandoned arena stays");
+        }
+    }
+}
+
+/// Whether a path is that of an arena to which nobody gave a name.
+fn is_made_up(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| {
+        name.as_encoded_bytes()
+            .strip_prefix(prefix().as_bytes())
+            .is_some_and(|name| {
+                name.len() == 16
+                    && name
+                        .iter()
+                        .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+            })
+    })
+}
+
 /// For a message: who lives in the arena at `path`, as far as that can be told.
 pub(crate) fn who_lives_in(path: &Path) -> impl fmt::Display + use<> {
     let found = look_at(path, false).ok().flatten();

@@ -3,10 +3,12 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use shm_core::cells::{Cells, Claim, Owner, Take};
+use shm_core::doubt;
 use shm_core::lane::Lane;
-use shm_core::steps::{self, Counted, EntryRef, Kind, Named, Reaper};
+use shm_core::steps::{self, Counted, EntryRef, Kind};
 use shm_core::sync::Atomic64;
 
+use super::dropping::Dropper;
 use super::{
     Act, Corpse, GONE, Local, Ref, References, Role, Variant, named, occupied, owner, read_name,
 };
@@ -24,7 +26,7 @@ impl References {
     pub(super) fn first(&self, process: usize) -> Act {
         match self.config.users.get(process) {
             Some(Role::Taker) => Act::Take { seen: u64::MAX },
-            Some(Role::Opener) => Act::Open,
+            Some(Role::Opener | Role::Relay) => Act::Open,
             Some(_) if self.config.slots => Act::Make { line: 0 },
             Some(_) => Act::Make {
                 line: (process % self.config.lines) as u8,
@@ -72,17 +74,19 @@ impl References {
             Act::Open => {
                 // As `Held::open`.
                 let now = Counted::from_word(self.counted(0).load(SeqCst));
-                if steps::increment(self.counted(0), now.generation).is_err() {
+                let generation = now.generation;
+                let entry = self.entry(process, 0);
+                let line = (0, generation);
+                if steps::open(&entry, me.epoch, line, self.counts_of(0), || {}).is_err() {
                     return Ok(self.next_round(process, local));
                 }
-                let entry = self.entry(process, 0);
-                entry.record(me.epoch, Kind::Held, 0, now.generation);
-                let generation = now.generation;
-                go(Act::Drop {
-                    held: Ref {
-                        line: 0,
-                        generation,
-                    },
+                let held = Ref {
+                    line: 0,
+                    generation,
+                };
+                go(match role {
+                    Some(Role::Relay) => Act::Claim { held },
+                    _ => Act::Drop { held },
                 })
             }
             Act::Forget { held } => {
@@ -96,7 +100,7 @@ impl References {
                 }
             }
             Act::Drop { held } => {
-                self.give_back(&self.entry(process, 0), me.epoch, held)?;
+                self.give_back(&self.entry(process, 0), me, held)?;
                 Ok(self.next_round(process, local))
             }
             _ => unreachable!("another kind of act"),
@@ -147,24 +151,24 @@ impl References {
     fn give_back(
         &self,
         entry: &EntryRef<'_, Explored>,
-        epoch: u16,
+        me: Owner,
         held: Ref,
     ) -> Result<(), String> {
         let Ref { line, generation } = held;
-        let word = self.counted(line.into());
+        let words = self.counts_of(line.into());
+        let word = words.count;
         if self.is(Variant::SubtractFirst) && steps::subtract_shared(word, generation) {
-            entry.clear(epoch);
+            entry.clear(me.epoch);
             return Ok(());
         }
         if self.is(Variant::NoDropping) && steps::free(word, generation) {
-            entry.clear(epoch);
+            entry.clear(me.epoch);
             return Ok(());
         }
         let reference = (line.into(), generation);
-        steps::give_back(entry, epoch, reference, word, || {
-            steps::free(word, generation)
-        })
-        .map_err(|found| format!("{held:?} was given back and is {found:?}"))
+        let free = || steps::free(word, generation);
+        steps::give_back(entry, me, reference, words, free, self)
+            .map_err(|found| format!("{held:?} was given back and is {found:?}"))
     }
 
     /// As `put_cell` and `put_lane`.
@@ -194,6 +198,7 @@ impl References {
                 }
             }
             Act::Count { held, pos } => {
+                entry.record(me.epoch, Kind::Entering, held.line.into(), held.generation);
                 self.one_more(held)?;
                 Act::Give { held, pos }
             }
@@ -216,8 +221,9 @@ impl References {
             },
             Act::TakeBack { held, pos } => {
                 if sharing {
-                    entry.clear(me.epoch);
+                    entry.set(Kind::Leaving);
                     steps::subtract_shared(self.counted(held.line.into()), held.generation);
+                    entry.clear(me.epoch);
                 } else {
                     entry.set(Kind::Held);
                 }
@@ -297,6 +303,9 @@ impl References {
                 if now.generation != held.generation || now.count == 0 {
                     return Err(format!("a message names {held:?}, which is {now:?}"));
                 }
+                if !self.is(Variant::NoTouch) {
+                    doubt::touch(self.doubt(held.line.into()));
+                }
                 Act::Record { seen, held, pos }
             }
             Act::Record { seen, held, pos } => {
@@ -374,6 +383,9 @@ impl References {
                 if self.is(Variant::SkipFailed) {
                     self.drop_carelessly(&at, dead.owner());
                 } else {
+                    if self.is(Variant::NoDoubt) && at.load().kind.is_in_doubt() {
+                        at.clear(dead.epoch.into());
+                    }
                     steps::drop_entry(&at, dead.owner(), &Dropper(self));
                 }
                 if usize::from(entry) + 1 < self.entries_of(dead.row.into()) {
@@ -418,6 +430,7 @@ impl References {
     fn settle_entry(&self, dead: Corpse, index: usize) -> Result<(), String> {
         let entry = self.entry(dead.row.into(), index);
         let mut damaged = false;
+        doubt::settle(&entry, dead.owner(), |line| Some(self.doubt(line)));
         steps::settle(&entry, dead.owner(), |seen| {
             if seen.kind == Kind::Alloc {
                 let claim = self.config.slots && !self.is(Variant::NoClaimant);
@@ -439,60 +452,5 @@ impl References {
             return Err("a ticket is torn".into());
         }
         Ok(())
-    }
-
-    /// As the real step, but without a second look after a failed swap.
-    fn drop_carelessly(&self, entry: &EntryRef<'_, Explored>, dead: Owner) {
-        loop {
-            let seen = entry.load();
-            if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
-                return;
-            }
-            let generation = entry.generation.load(SeqCst);
-            let word = self.counted(seen.line);
-            let now = Counted::from_word(word.load(SeqCst));
-            let free = seen.with(Kind::Free);
-            match (seen.kind, now.count) {
-                (_, count) if count == 0 || now.generation != generation => {
-                    entry.change(seen, free);
-                    return;
-                }
-                (Kind::Held, 1) => {
-                    entry.change(seen, seen.with(Kind::Dropping));
-                }
-                (Kind::Dropping, 1) => {
-                    steps::free(word, generation);
-                }
-                _ => {
-                    if entry.change(seen, free) {
-                        Dropper(self).release_unrecorded(seen.line, generation);
-                    }
-                    return;
-                }
-            }
-        }
-    }
-}
-
-/// What a reaper needs of this world.
-struct Dropper<'a>(&'a References);
-
-impl Reaper<Explored> for Dropper<'_> {
-    fn named(&self, line: u64) -> Named<'_, Explored> {
-        Named::Line {
-            word: self.0.counted(line),
-            meta: 0,
-        }
-    }
-
-    fn free_last(&self, line: u64, generation: u64) -> bool {
-        steps::free(self.0.counted(line), generation)
-    }
-
-    fn after_free(&self, _: u64, _: u64) {}
-
-    fn release_unrecorded(&self, line: u64, generation: u64) {
-        let word = self.0.counted(line);
-        steps::release_unrecorded(word, generation, || steps::free(word, generation));
     }
 }

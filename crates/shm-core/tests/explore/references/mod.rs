@@ -7,11 +7,12 @@
 //! chunks, and hints about what is free.
 
 mod acts;
+mod dropping;
 mod model;
 mod promises;
 
 use shm_core::cells::{CellArray, Owner};
-use shm_core::steps::EntryRef;
+use shm_core::steps::{EntryRef, Words};
 
 use crate::memory::{Explored, PROCESSES, Steps, WORDS};
 
@@ -22,17 +23,18 @@ const ORPHANS: usize = 2;
 const CELLS: usize = 3;
 const CELL: usize = 2;
 const MOST_CELLS: usize = 2;
-/// Count and claimant of each line.
+/// Count, claimant and doubt of each line.
 const LINES: usize = CELLS + MOST_CELLS * CELL;
-const LINE: usize = 2;
+const LINE: usize = 3;
 const MOST_LINES: usize = 2;
 /// Of each user: who is in the row, and who reaps it.
 const ROWS: usize = LINES + MOST_LINES * LINE;
 const ROW: usize = 2;
-/// Of each reaper: whether it is dead.
+/// Of each reaper: whether it is dead; and of each user's row.
 const GONE: usize = ROWS + 3 * ROW;
+const ENDED: usize = GONE + 2;
 /// Four words of each entry.
-const ENTRIES: usize = GONE + 2;
+const ENTRIES: usize = ENDED + 3;
 const ENTRY: usize = 4;
 
 /// What is done otherwise, to see that the explorer notices.
@@ -58,6 +60,14 @@ pub(crate) enum Variant {
     SkipFailed,
     /// Any number may make a slot anew at once.
     NoClaimant,
+    /// A reaper takes a reference that was going or coming for one that is not counted.
+    NoDoubt,
+    /// Who takes a message does not touch the doubt of what it names.
+    NoTouch,
+    /// Who looks whether anybody holds a line looks at the entries alone.
+    EntriesAlone,
+    /// Who looks does not wait for an entry that is about to go.
+    NoWait,
     /// A reaper that comes too late puts itself in the place of one that is at a later occupant of the row.
     LateReaper,
 }
@@ -75,6 +85,8 @@ pub(crate) enum Role {
     Taker,
     /// Opens whatever line is there, and drops it.
     Opener,
+    /// Opens whatever line is there, and sends it.
+    Relay,
 }
 
 /// A world to explore.
@@ -340,6 +352,17 @@ impl References {
             return &self.nothing;
         }
         &self.words[LINES + line as usize * LINE + 1]
+    }
+
+    fn doubt(&self, line: u64) -> &Explored {
+        &self.words[LINES + line as usize * LINE + 2]
+    }
+
+    fn counts_of(&self, line: u64) -> Words<'_, Explored> {
+        Words {
+            count: self.counted(line),
+            doubt: self.doubt(line),
+        }
     }
 
     fn row(&self, row: usize) -> &Explored {

@@ -38,6 +38,11 @@ const OPENING: Config = Config {
     users: &[Role::Loaner, Role::Opener],
     ..MOVING
 };
+/// What somebody let go of travels on.
+const RELAYING: Config = Config {
+    users: &[Role::Loaner, Role::Relay, Role::Taker],
+    ..MOVING
+};
 /// One that makes lines and drops them, its successor, and two reapers, one of which may be late.
 const SUCCESSION: Config = Config {
     users: &[Role::Loaner],
@@ -120,6 +125,17 @@ fn what_is_opened_by_its_handle_is_freed_once() {
 }
 
 #[test]
+fn what_travels_is_held_by_somebody_whoever_looks() {
+    let lane = Config {
+        lane: true,
+        ..RELAYING
+    };
+    holds("relaying by a lane", lane);
+    fails(Variant::NoTouch, "holders", RELAYING);
+    fails(Variant::EntriesAlone, "holders", RELAYING);
+}
+
+#[test]
 fn one_reaper_at_a_time_is_at_a_row() {
     holds("succession", SUCCESSION);
 }
@@ -152,6 +168,8 @@ fn references_without_one_of_their_rules_are_noticed() {
     );
     fails(Variant::NoClaimant, gone, SLOTS);
     fails(Variant::LateReaper, "two reapers", SUCCESSION);
+    fails(Variant::NoDoubt, "leaked", SHARING);
+    fails(Variant::NoWait, "leaked", SHARING);
     // Nothing is left out but that reapers keep each other out.
     fails(Variant::Right, gone, together(OPENING));
 }
@@ -163,6 +181,15 @@ fn big_worlds_of_references_hold() {
     holds("sharing, relay", relay(SHARING));
     holds("loans, relay", relay(SLOTS));
     holds("opening, relay", relay(OPENING));
+    holds("relaying", RELAYING);
+    holds(
+        "relaying by a lane, two kills",
+        Config {
+            lane: true,
+            kills: 2,
+            ..RELAYING
+        },
+    );
     let successors = |config| Config {
         rounds: 2,
         reuses: 2,
@@ -202,8 +229,9 @@ fn big_worlds_of_references_hold() {
 
 #[test]
 #[ignore = "big: run it with --release"]
-fn two_reapers_at_once_do_no_harm_to_what_nobody_opens() {
-    for (name, config) in [("moving", MOVING), ("sharing", SHARING), ("loans", SLOTS)] {
+fn two_reapers_at_once_do_no_harm_to_what_nobody_opens_or_shares() {
+    // Nor to what nobody shares: two that look into one doubt for the same dead one would take each other's word for theirs.
+    for (name, config) in [("moving", MOVING), ("loans", SLOTS)] {
         holds(&format!("{name}, two reapers at once"), together(config));
     }
 }

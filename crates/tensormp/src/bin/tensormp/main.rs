@@ -75,8 +75,8 @@ Exit codes:
     },
     /// Checks what tensormp needs of this machine: the kernel, limits, memory, CUDA.
     ///
-    /// Each line is ok, a note (it works, with less), or a problem (it does not work), with what it means and how to
-    /// change it. Two small arenas are made for it and removed again.
+    /// Each line is ok, a note (it works, with less), or a problem (it does not work). Notes and problems come with what they
+    /// mean and how to change that. Two small arenas are made for it and removed again.
     #[command(after_help = "\
 With --json, each line is one check:
   {\"area\", \"check\", \"status\": \"ok\" | \"note\" | \"problem\", \"found\", \"means\", \"change\"}
@@ -86,7 +86,13 @@ Exit codes:
   0  tensormp works here, perhaps with notes
   1  a problem stops it from working
   2  the command line was not understood")]
-    Doctor(Form),
+    Doctor {
+        /// Also of what is ok, say what it means and how to change it.
+        #[arg(long, short)]
+        verbose: bool,
+        #[command(flatten)]
+        form: Form,
+    },
     /// Renders the run of a pipeline anew, or compares two runs.
     ///
     /// A run directory is what a pipeline's `run --out DIR` leaves. Its table is printed, and summary.txt, summary.json,
@@ -132,7 +138,7 @@ fn main() -> ExitCode {
     let outcome = match &cli.command {
         Command::Ls(place) => ls::run(place, &mut Out::new(place.form.json)),
         Command::Gc { dry_run, place } => gc::run(place, *dry_run, &mut Out::new(place.form.json)),
-        Command::Doctor(form) => doctor::run(&mut Out::new(form.json)),
+        Command::Doctor { verbose, form } => doctor::run(*verbose, &mut Out::new(form.json)),
         Command::Report {
             directory,
             other,

@@ -93,6 +93,42 @@ fn an_arena_whose_processes_were_all_killed_is_swept_and_no_other() {
 }
 
 #[test]
+fn whoever_makes_an_arena_without_giving_it_a_name_removes_those_that_the_dead_left() {
+    const NAME: &str = "strategy::file_system::tests::deaths::whoever_makes_an_arena_without_giving_it_a_name_removes_those_that_the_dead_left";
+    let make = |directory: &Path| {
+        Arena::builder()
+            .strategy(FileSystem::new().directory(directory))
+            .capacity(128 << 20)
+            .create()
+            .unwrap()
+    };
+    let Some(mut child) = rerun(NAME) else {
+        let _arenas = (make(&place()), named(&place(), "theirs"));
+        return Held::stay();
+    };
+    let directory = directory();
+    let child = Held::start(child.env(PLACE, directory.path()));
+    let living = make(directory.path());
+    assert_eq!(files(directory.path()), 3, "the child lives");
+    child.signal(Signal::KILL);
+    child.wait_until_ended();
+    let another = make(directory.path());
+    let left: Vec<_> = list(directory.path()).unwrap();
+    // One that was given a name may be asked for by it.
+    assert!(
+        left.iter()
+            .any(|found| found.path.ends_with(prefix() + "theirs"))
+    );
+    for arena in [&living, &another] {
+        assert!(
+            left.iter()
+                .any(|found| Some(&found.path) == arena.path().as_ref())
+        );
+    }
+    assert_eq!(left.len(), 3, "{left:?}");
+}
+
+#[test]
 fn the_name_of_an_arena_whose_processes_were_all_killed_is_free_again() {
     const NAME: &str = "strategy::file_system::tests::deaths::the_name_of_an_arena_whose_processes_were_all_killed_is_free_again";
     let Some(mut child) = rerun(NAME) else {

@@ -76,8 +76,9 @@ impl Line {
 /// A part of the machine, and its checks.
 type Area = (&'static str, fn() -> Vec<Line>);
 
-/// Answers whether tensormp can work here.
-pub(crate) fn run(out: &mut Out) -> Result<bool, Stopped> {
+/// Answers whether tensormp can work here. Of what is as it should be, only `verbose` says what it means and how to change
+/// it.
+pub(crate) fn run(verbose: bool, out: &mut Out) -> Result<bool, Stopped> {
     let areas: [Area; 4] = [
         ("kernel", kernel::check),
         ("limits", limits::check),
@@ -93,7 +94,7 @@ pub(crate) fn run(out: &mut Out) -> Result<bool, Stopped> {
                 Status::Note => notes += 1,
                 Status::Problem => problems += 1,
             }
-            tell(out, area, &line)?;
+            tell(out, area, &line, verbose)?;
         }
     }
     out.line(match (problems, notes) {
@@ -106,7 +107,7 @@ pub(crate) fn run(out: &mut Out) -> Result<bool, Stopped> {
     Ok(problems == 0)
 }
 
-fn tell(out: &mut Out, area: &str, line: &Line) -> Result<(), Stopped> {
+fn tell(out: &mut Out, area: &str, line: &Line, verbose: bool) -> Result<(), Stopped> {
     out.object(&json!({
         "area": area,
         "check": line.check,
@@ -121,6 +122,9 @@ fn tell(out: &mut Out, area: &str, line: &Line) -> Result<(), Stopped> {
         line.check,
         crate::output::plain(&line.found)
     ))?;
+    if line.status == Status::Good && !verbose {
+        return Ok(());
+    }
     out.line(format_args!("           {}", line.means))?;
     match &line.change {
         Some(change) => out.line(format_args!("           To change it: {change}.")),
