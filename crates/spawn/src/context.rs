@@ -269,8 +269,9 @@ impl<R> SpawnContext<R> {
             .collect()
     }
 
-    /// The processes and where each is in its life, in the order of their ranks. That a function runs wakes nobody, so
-    /// [`Phase::Running`] may show up to a second late; a last word and an end show at once.
+    /// The processes and where each is in its life, in the order of their ranks. That a function runs or has returned
+    /// wakes nobody, so [`Phase::Running`] and [`Phase::Returned`] may show up to a second late; a failure and an end
+    /// show at once.
     pub fn processes(&self) -> Vec<ProcessState> {
         self.story
             .members()

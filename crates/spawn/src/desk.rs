@@ -27,6 +27,7 @@ use crate::start::{Enrolled, Start, launch_all};
 use crate::story::Story;
 use crate::supervisor::{BELL, SLICE, Supervisor};
 use crate::trampoline::Target;
+use crate::watched::{Firsthand, Only, Watched};
 
 /// What the supervisor can be told to do.
 pub(crate) enum Order {
@@ -93,6 +94,17 @@ impl Orders {
         rests
     }
 
+    /// Takes the order to watch that context, if it was not taken yet.
+    pub(crate) fn take_started(&mut self, id: u32) -> Option<Enrolled> {
+        let is_it =
+            |order: &Order| matches!(order, Order::Watch(enrolled) if enrolled.story.id == id);
+        let index = self.list.iter().position(is_it)?;
+        match self.list.remove(index) {
+            Order::Watch(enrolled) => Some(enrolled),
+            _ => None,
+        }
+    }
+
     /// How many out-of-memory kills there were, not long ago; `None` if that was too long ago. Reading the counters anew
     /// for each of many quick starts would cost as much as starting.
     pub(crate) fn oom_kills(&self) -> Option<Arc<OomKills>> {
@@ -105,7 +117,7 @@ impl Orders {
     }
 
     /// Whether what lies here is seen by then.
-    fn is_seen_by(&self, by: Instant) -> bool {
+    pub(crate) fn is_seen_by(&self, by: Instant) -> bool {
         match self.asleep {
             Asleep::No => true,
             Asleep::Until(until) => until <= by,
@@ -121,6 +133,8 @@ pub(crate) struct Desk {
     pub(crate) orders: Mutex<Orders>,
     pub(crate) bell: Mutex<OwnedFd>,
     pub(crate) epoll: OwnedFd,
+    /// Locked before the orders, and never by a hook.
+    pub(crate) watched: Mutex<Watched>,
     /// Cleared when the thread ends, which it does only when it panics.
     pub(crate) open: AtomicBool,
 }
@@ -216,6 +230,13 @@ pub(crate) fn set_grace(story: &Story, grace: Duration) {
     }
 }
 
+/// Lets whoever joins the only process of a context watch it.
+pub(crate) fn firsthand(id: u32, only: Only) -> Option<Firsthand> {
+    let desk = DESK.lock().clone()?;
+    let ours = desk.pid == std::process::id() && desk.open.load(Ordering::Acquire);
+    ours.then(|| Firsthand::begin(desk, id, only)).flatten()
+}
+
 /// Whoever waits asks now and then: an order that is not taken, because something in this program closed what was to
 /// tell of it, is told again or given up.
 pub(crate) fn nudge() {
@@ -297,6 +318,7 @@ fn desk() -> Result<Arc<Desk>> {
         orders: Mutex::default(),
         bell: Mutex::new(bell),
         epoll,
+        watched: Mutex::default(),
         open: AtomicBool::new(true),
     });
     let supervisor = Supervisor::new(Arc::clone(&desk));
@@ -335,7 +357,7 @@ impl Desk {
     }
 
     /// Has the orders taken, or given up.
-    fn urge(&self) {
+    pub(crate) fn urge(&self) {
         if let Err(errno) = self.ring() {
             tracing::error!(%errno, "the thread that supervises processes cannot be rung any more");
             self.open.store(false, Ordering::Release);
@@ -365,6 +387,16 @@ impl Desk {
                 Ok(())
             }
         }
+    }
+
+    /// How many out-of-memory kills there were not long ago.
+    pub(crate) fn oom_kills(&self) -> Arc<OomKills> {
+        let known = self.orders.lock().oom_kills();
+        known.unwrap_or_else(|| {
+            let kills = Arc::new(OomKills::read());
+            self.orders.lock().note_oom_kills(Arc::clone(&kills));
+            kills
+        })
     }
 
     pub(crate) fn abandon(&self) {

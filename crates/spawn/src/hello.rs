@@ -12,7 +12,7 @@ use crate::link::Member;
 const MAGIC: [u8; 8] = *b"tmpspawn";
 
 /// The version of this layout and of what follows it.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// The longest name that travels; what `top` shows is shorter still.
 const NAME: usize = 64;
@@ -263,7 +263,7 @@ mod tests {
         );
         let mut newer = good;
         newer[8] += 1;
-        assert!(Hello::read(&newer).err().unwrap().contains("version 3"));
+        assert!(Hello::read(&newer).err().unwrap().contains("version 4"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::hello::VERSION;
-use crate::text::executable_code;
+use crate::text::{LINK, executable_code, link_hash};
 
 /// The path by which a process finds its own executable, also when the file was deleted or replaced meanwhile.
 pub(crate) const SELF: &str = "/proc/self/exe";
@@ -20,6 +20,10 @@ pub(crate) const SELF: &str = "/proc/self/exe";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Build {
+    /// What the linker wrote into the program as a hash of it.
+    link: [u8; LINK],
+    /// 1 if it did; else the file stands for the build.
+    linked: u32,
     device: u64,
     inode: u64,
     size: u64,
@@ -57,8 +61,6 @@ pub(crate) fn image() -> Result<&'static Image, String> {
 
 impl Image {
     fn read() -> Result<Image, String> {
-        let stat = rustix::fs::stat(SELF)
-            .map_err(|errno| format!("cannot look at {SELF}: {errno} (is /proc mounted?)"))?;
         let text = executable_code();
         if !text.iter().any(|range| range.contains(&anchor_address())) {
             return Err(
@@ -67,18 +69,23 @@ impl Image {
                     .to_owned(),
             );
         }
+        let file = match link_hash() {
+            Some(link) => Build {
+                link,
+                linked: 1,
+                ..Build::none()
+            },
+            // A look at the file takes a hundredth of the start of a process.
+            None => Build::of_file()?,
+        };
         Ok(Image {
             build: Build {
-                device: stat.st_dev,
-                inode: stat.st_ino,
-                size: stat.st_size as u64,
-                modified_seconds: stat.st_mtime,
-                modified_nanos: stat.st_mtime_nsec,
                 text: text.iter().map(|range| range.len() as u64).sum(),
                 constant: fnv(
                     concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")),
                     VERSION.into(),
                 ),
+                ..file
             },
             text,
         })
@@ -112,10 +119,34 @@ impl Build {
     pub(crate) fn none() -> Build {
         Build::new_zeroed()
     }
+
+    /// That of this process's executable, as far as its file says.
+    fn of_file() -> Result<Build, String> {
+        let stat = rustix::fs::stat(SELF)
+            .map_err(|errno| format!("cannot look at {SELF}: {errno} (is /proc mounted?)"))?;
+        Ok(Build {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            size: stat.st_size as u64,
+            modified_seconds: stat.st_mtime,
+            modified_nanos: stat.st_mtime_nsec,
+            ..Build::none()
+        })
+    }
 }
 
 impl std::fmt::Display for Build {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.linked == 1 {
+            self.link
+                .iter()
+                .try_for_each(|byte| write!(f, "{byte:02x}"))?;
+            return write!(
+                f,
+                ", {} bytes of text, crate {:016x}",
+                self.text, self.constant
+            );
+        }
         write!(
             f,
             "file {:x}:{} of {} bytes, changed at {}.{:09}, {} bytes of text, crate {:016x}",
@@ -145,6 +176,23 @@ pub(crate) const fn fnv(text: &str, seed: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_build_is_known_by_what_was_linked_or_by_its_file() {
+        let file = Build::of_file().unwrap();
+        assert!(file.to_string().starts_with("file "), "{file}");
+        let linked = Build {
+            link: [0xab; LINK],
+            linked: 1,
+            ..Build::none()
+        };
+        assert!(linked.to_string().starts_with("abab"), "{linked}");
+        let build = image().unwrap().build();
+        assert_ne!(build, Build { text: 0, ..build });
+        let known = (build.link, build.inode);
+        let expected = link_hash().map_or(([0; LINK], file.inode), |link| (link, 0));
+        assert_eq!(known, expected);
+    }
 
     #[test]
     fn only_code_of_this_image_has_an_offset() {

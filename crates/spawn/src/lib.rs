@@ -130,6 +130,7 @@ mod text;
 mod time;
 mod trampoline;
 mod typed;
+mod watched;
 mod worker;
 
 pub use builder::{Builder, builder, spawn};

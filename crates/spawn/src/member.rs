@@ -38,9 +38,9 @@ enum Word {
 pub(crate) struct Member {
     pub(crate) worker: Worker,
     /// Closed once the process was waited for.
-    pub(crate) pidfd: Option<OwnedFd>,
+    pub(crate) pidfd: Option<Arc<OwnedFd>>,
     /// Closed once it has ended.
-    pub(crate) control: Option<OwnedFd>,
+    pub(crate) control: Option<Arc<OwnedFd>>,
     /// Its arguments, as long as it may not have taken them.
     arguments: Option<Arguments>,
     /// What it returned, if that came as bytes and nobody has taken it yet.
@@ -81,8 +81,8 @@ impl Member {
                 pid: launched.pid,
                 name,
             },
-            pidfd: launched.pidfd,
-            control: Some(launched.control),
+            pidfd: launched.pidfd.map(Arc::new),
+            control: Some(Arc::new(launched.control)),
             arguments: Some(arguments),
             value: None,
             arena: None,
@@ -165,7 +165,7 @@ impl Member {
         match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
             Some(Ok(pidfd)) => {
                 let seen = death::look(&pidfd);
-                self.pidfd = Some(pidfd);
+                self.pidfd = Some(Arc::new(pidfd));
                 match seen {
                     Seen::Ended(exit) => Some(exit),
                     Seen::Alive | Seen::Blind => None,

@@ -1,6 +1,6 @@
 //! The processes of one context between the plan and the supervision: all are started, or none is.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use crate::member::Member;
 use crate::run::Options;
 use crate::story::{Story, after};
 use crate::supervisor::token;
+use crate::watched::Only;
 
 /// The processes of one context, to be started.
 pub(crate) struct Start {
@@ -41,29 +42,43 @@ pub(crate) struct Enrolled {
 
 impl Enrolled {
     /// Has the epoll report what happens to them. Whether it will, for all of them.
-    ///
-    /// Edges, not levels: a descriptor that is closed here stays in the epoll as long as a forked child of the host has
-    /// a copy of it, and would be reported without end. A look always takes all that is there.
-    ///
-    /// What a child says while it runs its function wakes nobody; it is read when there is reason to look. It shuts its
-    /// side of the socket down after its last word, and that is reported, once: its end is seen by the other descriptor.
     pub(crate) fn watch(&mut self, epoll: &OwnedFd) -> bool {
-        let last_word =
-            epoll::EventFlags::RDHUP | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
-        let end = epoll::EventFlags::IN | epoll::EventFlags::ET;
         let add = |member: &Member| {
-            let data = epoll::EventData::new_u64(token(self.story.id, member.worker.rank));
-            for (descriptor, flags) in [(&member.pidfd, end), (&member.control, last_word)] {
-                if let Some(descriptor) = descriptor {
-                    epoll::add(epoll, descriptor, data, flags)?;
-                }
-            }
-            Ok(())
+            report(
+                epoll,
+                token(self.story.id, member.worker.rank),
+                member.pidfd.as_ref().map(|pidfd| pidfd.as_fd()),
+                member.control.as_ref().map(|control| control.as_fd()),
+            )
         };
         let watched = self.members.iter().try_for_each(add);
         self.watched = Some(watched);
         watched.is_ok() && self.members.iter().all(|member| member.pidfd.is_some())
     }
+}
+
+/// Has the epoll report what happens to one process.
+///
+/// Edges, not levels: a descriptor that is closed here stays in the epoll as long as a forked child of the host has a
+/// copy of it, and would be reported without end. A look always takes all that is there.
+///
+/// What a child says while it runs its function wakes nobody; it is read when there is reason to look. After the news of
+/// a failure it shuts its side of the socket down, and that is reported, once, as is the end of a process that had
+/// returned, moments before the other descriptor tells of it.
+pub(crate) fn report(
+    epoll: &OwnedFd,
+    token: u64,
+    pidfd: Option<BorrowedFd<'_>>,
+    control: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let last_word = epoll::EventFlags::RDHUP | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
+    let end = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    for (descriptor, flags) in [(pidfd, end), (control, last_word)] {
+        if let Some(descriptor) = descriptor {
+            epoll::add(epoll, descriptor, epoll::EventData::new_u64(token), flags)?;
+        }
+    }
+    Ok(())
 }
 
 /// Starts all these processes, or none. To be called on a thread that lives as long as the process.
@@ -96,7 +111,15 @@ impl Start {
             .zip(launched)
             .map(|(plan, child)| Member::new(plan, child, deadline))
             .collect();
-        story.begin(members.iter().map(|member| member.worker.clone()));
+        let only = match members.as_slice() {
+            [one] => one
+                .pidfd
+                .clone()
+                .zip(one.control.clone())
+                .map(|(pidfd, control)| Only { pidfd, control }),
+            _ => None,
+        };
+        story.begin(members.iter().map(|member| member.worker.clone()), only);
         Enrolled {
             members,
             shared,

@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::desk;
 use crate::error::{Error, ErrorKind, Worker};
 use crate::link::{Deadlock, Joining};
+use crate::watched::{Only, Waited};
 
 /// Where a process is in its life, as the supervisor has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub(crate) struct Story {
 #[derive(Debug, Default)]
 struct State {
     members: Vec<(Worker, Phase)>,
+    /// Where the end of the only process shows, until somebody waits there, or it has come.
+    only: Option<Only>,
     /// What processes returned, by their ranks, as far as it is not in their letterboxes.
     values: HashMap<usize, Vec<u8>>,
     /// The ranks of those that have ended, in the order in which they did.
@@ -110,8 +113,10 @@ impl Story {
     }
 
     /// All processes have been started.
-    pub(crate) fn begin(&self, workers: impl Iterator<Item = Worker>) {
-        self.state.lock().members = workers.map(|worker| (worker, Phase::Starting)).collect();
+    pub(crate) fn begin(&self, workers: impl Iterator<Item = Worker>, only: Option<Only>) {
+        let mut state = self.state.lock();
+        state.members = workers.map(|worker| (worker, Phase::Starting)).collect();
+        state.only = only;
     }
 
     /// Keeps what a process returned for whoever joins.
@@ -135,6 +140,7 @@ impl Story {
         }
         *now = phase;
         if phase.is_end() {
+            state.only = None;
             state.ended.push(rank);
             // The last end is told as the end of all, which comes next: who joins is woken once.
             let others_run = state.running() > 0;
@@ -270,12 +276,34 @@ impl Story {
         let mut stuck = Some(stuck);
         let mut joining = Joining::begin();
         let mut state = self.state.lock();
+        // Not where the end has to be told to others: that is no work for whoever joins.
+        let only = (state.hooks.0.is_empty() && state.sleepers.is_empty())
+            .then(|| state.only.take())
+            .flatten();
+        let mut firsthand = only
+            .and_then(|only| MutexGuard::unlocked(&mut state, || desk::firsthand(self.id, only)));
         loop {
             if let Some(done) = done(&state) {
+                drop(state);
                 return done;
             }
             joining.on(self.id, state.running());
-            if self.sleep(&mut state, None) && stuck.is_some() {
+            let waited = firsthand
+                .as_mut()
+                .map(|firsthand| MutexGuard::unlocked(&mut state, || firsthand.wait(SLICE)));
+            let nothing_new = match waited {
+                None => self.sleep(&mut state, None),
+                Some(Waited::Looked) => false,
+                Some(Waited::TimedOut) => {
+                    MutexGuard::unlocked(&mut state, desk::nudge);
+                    true
+                }
+                Some(Waited::Blind) => {
+                    MutexGuard::unlocked(&mut state, || firsthand = None);
+                    false
+                }
+            };
+            if nothing_new && stuck.is_some() {
                 // Not under the lock: the supervisor has news to write down.
                 let found = MutexGuard::unlocked(&mut state, || joining.look());
                 if let Some(found) = found.filter(|_| done(&state).is_none())

@@ -13,14 +13,15 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use crate::death::{self, OomKills, Seen};
+use crate::death::{self, Seen};
 use crate::desk::{Desk, Order};
 use crate::error::Result;
 use crate::launch::{Launched, launch_server};
 use crate::link;
 use crate::run::Run;
-use crate::start::{Enrolled, launch_all};
+use crate::start::launch_all;
 use crate::trampoline::Target;
+use crate::watched::Watched;
 
 /// The bell's token in epoll, which no context can have.
 pub(crate) const BELL: u64 = u64::MAX;
@@ -39,27 +40,18 @@ pub(crate) fn token(id: u32, rank: usize) -> u64 {
 /// The thread's own.
 pub(crate) struct Supervisor {
     desk: Arc<Desk>,
-    runs: HashMap<u32, Run>,
-    /// Where frames are received.
-    buffer: Vec<u8>,
     /// Fork servers that have not been waited for, by their tokens.
     servers: HashMap<u64, OwnedFd>,
     /// When all processes were looked at.
     looked: Instant,
-    /// There were processes not long ago. Then the desk is looked at once more before this thread sleeps for long:
-    /// another start need not wake it.
-    lingers: bool,
 }
 
 impl Supervisor {
     pub(crate) fn new(desk: Arc<Desk>) -> Supervisor {
         Supervisor {
             desk,
-            runs: HashMap::new(),
-            buffer: Vec::new(),
             servers: HashMap::new(),
             looked: Instant::now(),
-            lingers: false,
         }
     }
 
@@ -69,14 +61,17 @@ impl Supervisor {
         let mut events = Vec::with_capacity(64);
         loop {
             // Descriptors that something in this program closed give no news; a look now and then finds what they hide.
-            let slice = (self.lingers || !self.runs.is_empty()).then(|| self.looked + SLICE);
-            let deadline = self
+            let watched = self.desk.watched.lock();
+            let slice = (watched.lingers || !watched.runs.is_empty()).then(|| self.looked + SLICE);
+            let deadline = watched
                 .runs
                 .values()
                 .filter_map(Run::next_deadline)
                 .chain(slice)
                 .min();
+            // Before the contexts are let go of: whoever adds one must know for how long nobody minds its deadlines.
             let rests = self.desk.orders.lock().rest(deadline);
+            drop(watched);
             let timeout = if rests {
                 deadline.map(until)
             } else {
@@ -97,27 +92,24 @@ impl Supervisor {
             self.turn(&events);
             if self.looked.elapsed() >= SLICE {
                 self.looked = Instant::now();
-                self.lingers = !self.runs.is_empty();
-                for run in self.runs.values_mut() {
-                    let all = (0..run.members().len()).collect();
-                    run.look(&all, &mut self.buffer);
-                }
-                self.runs.retain(|_, run| !run.is_over());
+                self.desk.watched.lock().look_at_all();
             }
         }
     }
 
     fn turn(&mut self, events: &[epoll::Event]) {
         let mut touched: HashMap<u32, HashSet<usize>> = HashMap::new();
+        let desk = Arc::clone(&self.desk);
+        let mut watched = desk.watched.lock();
         // What there are news of may have been started without a ring.
-        self.take_orders();
+        self.take_orders(&mut watched);
         for event in events {
             let token = event.data.u64();
             if token == BELL {
                 let mut count = [0; 8];
                 let _ = rustix::io::read(&*self.desk.bell.lock(), &mut count);
                 // Whoever rang left something, before or after the look above.
-                self.take_orders();
+                self.take_orders(&mut watched);
             } else if token & SERVER != 0 {
                 self.wait_for_server(token);
             } else {
@@ -128,22 +120,12 @@ impl Supervisor {
             }
         }
         for (id, ranks) in touched {
-            if let Some(run) = self.runs.get_mut(&id) {
-                run.look(&ranks, &mut self.buffer);
-            }
+            watched.look(id, &ranks);
         }
-        let now = Instant::now();
-        for run in self
-            .runs
-            .values_mut()
-            .filter(|run| run.next_deadline().is_some_and(|at| at <= now))
-        {
-            run.tick(now, &mut self.buffer);
-        }
-        self.runs.retain(|_, run| !run.is_over());
+        watched.tick();
     }
 
-    fn take_orders(&mut self) {
+    fn take_orders(&mut self, watched: &mut Watched) {
         let orders = self.desk.orders.lock().take();
         for order in orders {
             match order {
@@ -152,35 +134,35 @@ impl Supervisor {
                         let enrolled = start.enrol(launched);
                         // Whoever waits is told first; the rest is done while the children start.
                         let _ = reply.send(Ok(()));
-                        self.supervise(enrolled);
+                        watched.supervise(enrolled, &self.desk);
                     }
                     Err(error) => drop(reply.send(Err(error))),
                 },
-                Order::Watch(enrolled) => self.supervise(enrolled),
+                Order::Watch(enrolled) => watched.supervise(enrolled, &self.desk),
                 Order::Serve(preload, reply) => drop(reply.send(self.serve_forks(preload))),
                 Order::Stop { id, kill } => {
-                    if let Some(run) = self.runs.get_mut(&id) {
+                    if let Some(run) = watched.runs.get_mut(&id) {
                         run.interrupt(kill);
                     }
                 }
                 Order::GiveUp { id, deadlock } => {
-                    if let Some(run) = self.runs.get_mut(&id) {
+                    if let Some(run) = watched.runs.get_mut(&id) {
                         run.give_up(deadlock);
                     }
                 }
                 Order::StopAll { kill } => {
-                    for run in self.runs.values_mut() {
+                    for run in watched.runs.values_mut() {
                         run.interrupt(kill);
                     }
                 }
                 Order::Grace { id, grace } => {
-                    if let Some(run) = self.runs.get_mut(&id) {
+                    if let Some(run) = watched.runs.get_mut(&id) {
                         run.set_grace(grace);
                     }
                 }
                 // Without a run the reply is dropped: all have ended.
                 Order::Detach { id, reply } => {
-                    if let Some(run) = self.runs.get_mut(&id) {
+                    if let Some(run) = watched.runs.get_mut(&id) {
                         // Their answers are words that somebody waits for.
                         let all_words = epoll::EventFlags::IN
                             | epoll::EventFlags::RDHUP
@@ -191,45 +173,11 @@ impl Supervisor {
                                 let _ = epoll::modify(&self.desk.epoll, control, data, all_words);
                             }
                         }
-                        run.detach(reply, &mut self.buffer);
+                        run.detach(reply, &mut watched.buffer);
                     }
                 }
             }
         }
-    }
-
-    fn supervise(&mut self, mut enrolled: Enrolled) {
-        if enrolled.watched.is_none() {
-            enrolled.watch(&self.desk.epoll);
-        }
-        let Enrolled {
-            members,
-            shared,
-            options,
-            story,
-            oom_before,
-            watched,
-            ..
-        } = enrolled;
-        let id = story.id;
-        let oom_before = oom_before.unwrap_or_else(|| self.oom_kills());
-        let mut run = Run::new(story, members, shared, options, oom_before);
-        if let Some(Err(errno)) = watched {
-            tracing::error!(%errno, "these processes cannot be watched; stopping them");
-            run.interrupt(true);
-        }
-        // Some may be gone already, in a way that epoll does not report: no descriptor was to be had.
-        let gone: HashSet<usize> = run
-            .members()
-            .iter()
-            .filter(|member| member.pidfd.is_none())
-            .map(|member| member.worker.rank)
-            .collect();
-        if !gone.is_empty() {
-            run.look(&gone, &mut self.buffer);
-        }
-        self.runs.insert(id, run);
-        self.lingers = true;
     }
 
     /// Starts a fork server, and sees to it that it is waited for whenever it ends.
@@ -258,28 +206,19 @@ impl Supervisor {
             self.servers.remove(&token);
         }
     }
-
-    fn oom_kills(&self) -> Arc<OomKills> {
-        let known = self.desk.orders.lock().oom_kills();
-        known.unwrap_or_else(|| {
-            let kills = Arc::new(OomKills::read());
-            self.desk.orders.lock().note_oom_kills(Arc::clone(&kills));
-            kills
-        })
-    }
 }
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
         self.desk.open.store(false, Ordering::Release);
         self.desk.abandon();
-        for run in self.runs.values_mut() {
+        for run in self.desk.watched.lock().runs.values_mut() {
             run.abandon();
         }
     }
 }
 
-fn until(deadline: Instant) -> Timespec {
+pub(crate) fn until(deadline: Instant) -> Timespec {
     // Rounded up by the smallest step, so that the deadline has passed when the wait ends.
     let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_nanos(1);
     Timespec {

@@ -131,8 +131,8 @@ pub(crate) fn resolve(image: &Image, hello: &Hello) -> Result<Trampoline, String
     let pointer = std::ptr::with_exposed_provenance::<()>(address);
     // SAFETY: the address is that of a `Trampoline` of this image. The parent took it from one (`target` is the only
     // place that fills `Target::offset`), measured from the same anchor, and checked that it lies in the executable.
-    // The build is compared above (same file, size, time of change and text length, same version of this crate), so
-    // the distance between anchor and trampoline is the same here; the image has just found it inside the
+    // The build is compared above (same hash of what was linked, or else same file, size and time of change; same text
+    // length, same version of this crate), and the parent ran its own executable again, so the distance between anchor and trampoline is the same here; the image has just found it inside the
     // executable's own code. The greeting came over a socket that the parent made (`entry` checked whose it is), so
     // no other user can have written it. The trampoline then compares the signature before it touches anything else.
     let trampoline = unsafe { std::mem::transmute::<*const (), Trampoline>(pointer) };

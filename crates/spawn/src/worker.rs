@@ -52,10 +52,11 @@ impl Call<'_> {
     fn say_last(&self, frame: &Frame) -> bool {
         let ours = sockopt::socket_peercred(self.control)
             .is_ok_and(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs() == self.hello.parent);
-        let told = if ours {
-            control::tell_last(self.control, frame)
-        } else {
-            Err(Errno::BADF)
+        let told = match frame {
+            _ if !ours => Err(Errno::BADF),
+            // The end of the process follows, and tells of it: to wake the parent twice costs both.
+            Frame::Returned { .. } => control::tell(self.control, frame),
+            _ => control::tell_last(self.control, frame),
         };
         if let Err(errno) = told {
             tracing::debug!(%errno, "the parent could not be told");

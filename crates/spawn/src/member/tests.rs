@@ -83,7 +83,7 @@ fn a_core_dump_is_told() {
 fn a_process_whose_socket_ended_while_it_lives_is_lost() {
     let (ours, theirs) = control::pair().unwrap();
     let mut member = running();
-    member.control = Some(ours);
+    member.control = Some(Arc::new(ours));
     drop(theirs);
     member.hear(&mut Vec::new(), true, &mut Vec::new());
     assert!(member.deadline().is_some());

@@ -1,0 +1,206 @@
+//! The contexts whose processes are watched, and the wait of whoever joins the only process of one.
+//!
+//! The supervisor's thread looks after all of them. A join that waits for one process looks after that one itself
+//! meanwhile: the end wakes the thread that waits for it, and not another one that wakes it then.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::io::Errno;
+
+use crate::desk::Desk;
+use crate::run::Run;
+use crate::start::{Enrolled, report};
+use crate::supervisor::{token, until};
+
+/// The contexts whose processes are watched.
+#[derive(Default)]
+pub(crate) struct Watched {
+    pub(crate) runs: HashMap<u32, Run>,
+    /// Where frames are received.
+    pub(crate) buffer: Vec<u8>,
+    /// There were processes not long ago. Then the desk is looked at once more before the supervisor sleeps for long:
+    /// another start need not wake it.
+    pub(crate) lingers: bool,
+}
+
+impl Watched {
+    /// From now on these processes are watched.
+    pub(crate) fn supervise(&mut self, mut enrolled: Enrolled, desk: &Desk) {
+        if enrolled.watched.is_none() {
+            enrolled.watch(&desk.epoll);
+        }
+        let Enrolled {
+            members,
+            shared,
+            options,
+            story,
+            oom_before,
+            watched,
+            ..
+        } = enrolled;
+        let id = story.id;
+        let oom_before = oom_before.unwrap_or_else(|| desk.oom_kills());
+        let mut run = Run::new(story, members, shared, options, oom_before);
+        if let Some(Err(errno)) = watched {
+            tracing::error!(%errno, "these processes cannot be watched; stopping them");
+            run.interrupt(true);
+        }
+        // Some may be gone already, in a way that epoll does not report: no descriptor was to be had.
+        let gone: HashSet<usize> = run
+            .members()
+            .iter()
+            .filter(|member| member.pidfd.is_none())
+            .map(|member| member.worker.rank)
+            .collect();
+        if !gone.is_empty() {
+            run.look(&gone, &mut self.buffer);
+        }
+        self.runs.insert(id, run);
+        self.lingers = true;
+    }
+
+    /// Looks at processes of one context.
+    pub(crate) fn look(&mut self, id: u32, ranks: &HashSet<usize>) {
+        if let Some(run) = self.runs.get_mut(&id) {
+            run.look(ranks, &mut self.buffer);
+        }
+    }
+
+    /// Looks at all processes, whether there is news of them or not.
+    pub(crate) fn look_at_all(&mut self) {
+        self.lingers = !self.runs.is_empty();
+        for run in self.runs.values_mut() {
+            let all = (0..run.members().len()).collect();
+            run.look(&all, &mut self.buffer);
+        }
+        self.runs.retain(|_, run| !run.is_over());
+    }
+
+    /// Acts on what did not happen in time, in all contexts, and lets go of those that are over.
+    pub(crate) fn tick(&mut self) {
+        let now = Instant::now();
+        for run in self.runs.values_mut() {
+            if run.next_deadline().is_some_and(|at| at <= now) {
+                run.tick(now, &mut self.buffer);
+            }
+        }
+        self.runs.retain(|_, run| !run.is_over());
+    }
+}
+
+/// The descriptors of a context's only process.
+#[derive(Clone, Debug)]
+pub(crate) struct Only {
+    pub(crate) pidfd: Arc<OwnedFd>,
+    pub(crate) control: Arc<OwnedFd>,
+}
+
+/// How a wait of one's own ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// There may be news, and they have been written down.
+    Looked,
+    /// Nothing has happened for so long.
+    TimedOut,
+    /// It takes the supervisor to learn more.
+    Blind,
+}
+
+/// A wait for a context's only process by the thread that joins it. As long as it lasts, nothing that happens to the
+/// process wakes the supervisor, which only looks now and then, as at all processes, and minds the deadlines.
+pub(crate) struct Firsthand {
+    desk: Arc<Desk>,
+    id: u32,
+    pidfd: Arc<OwnedFd>,
+    /// Until it has told of the last word: it would tell of it without end.
+    control: Option<Arc<OwnedFd>>,
+}
+
+impl Firsthand {
+    /// `None` where the process has ended, or is unknown: then the supervisor is waited for.
+    pub(crate) fn begin(desk: Arc<Desk>, id: u32, only: Only) -> Option<Firsthand> {
+        let mut watched = desk.watched.lock();
+        let started = desk.orders.lock().take_started(id);
+        if let Some(enrolled) = started {
+            watched.supervise(enrolled, &desk);
+        }
+        if !watched.runs.contains_key(&id) {
+            return None;
+        }
+        // Something in this program may have closed them; then the first wait finds that out.
+        let _ = epoll::delete(&desk.epoll, &only.pidfd);
+        let _ = epoll::delete(&desk.epoll, &only.control);
+        drop(watched);
+        Some(Firsthand {
+            desk,
+            id,
+            pidfd: only.pidfd,
+            control: Some(only.control),
+        })
+    }
+
+    /// Waits for news of the process, no longer than that, and writes down what they mean.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Waited {
+        let timeout = until(Instant::now() + timeout);
+        let mut all = [
+            PollFd::new(&self.pidfd, PollFlags::IN),
+            match &self.control {
+                Some(control) => PollFd::new(control, PollFlags::RDHUP),
+                // Once more: at most it is seen twice.
+                None => PollFd::new(&self.pidfd, PollFlags::IN),
+            },
+        ];
+        match poll(&mut all, Some(&timeout)) {
+            Ok(0) => return Waited::TimedOut,
+            Ok(_) => {}
+            Err(Errno::INTR | Errno::AGAIN) => return Waited::Looked,
+            Err(_) => return Waited::Blind,
+        }
+        let [end, word] = all.map(|descriptor| descriptor.revents());
+        if (end | word).contains(PollFlags::NVAL) {
+            return Waited::Blind;
+        }
+        let mut watched = self.desk.watched.lock();
+        watched.look(self.id, &HashSet::from([0]));
+        let next = watched.runs.get(&self.id).and_then(Run::next_deadline);
+        let over = watched.runs.get(&self.id).is_none_or(Run::is_over);
+        if over {
+            watched.runs.remove(&self.id);
+        }
+        drop(watched);
+        if over {
+            return Waited::Looked;
+        }
+        // Deadlines are minded by the supervisor, which does not know of a new one while it sleeps.
+        if next.is_some_and(|at| !self.desk.orders.lock().is_seen_by(at)) {
+            self.desk.urge();
+        }
+        if !word.is_empty() {
+            self.control = None;
+        }
+        if end.is_empty() {
+            Waited::Looked
+        } else {
+            Waited::Blind
+        }
+    }
+}
+
+impl Drop for Firsthand {
+    fn drop(&mut self) {
+        // Ended, or handed back.
+        if self.desk.watched.lock().runs.contains_key(&self.id) {
+            let control = self.control.as_ref().map(|control| control.as_fd());
+            let _ = report(
+                &self.desk.epoll,
+                token(self.id, 0),
+                Some(self.pidfd.as_fd()),
+                control,
+            );
+        }
+    }
+}
