@@ -29,7 +29,7 @@ mod array;
 mod outcome;
 
 pub use array::{CLOSED_FLAG, CellArray, PAYLOAD_WORDS};
-pub(crate) use array::{init, len, read, write};
+pub(crate) use array::{init, len, read, read_into, write};
 pub use outcome::{Claim, Reaped, Take, Wake};
 
 use crate::sync::{Atomic64, Memory};
@@ -132,6 +132,12 @@ impl<A: CellArray> Cells<A> {
     #[inline]
     pub fn read(&self, pos: u64) -> [u64; PAYLOAD_WORDS] {
         read(&self.0, pos)
+    }
+
+    /// As [`read`](Self::read), into a place, each word little endian.
+    #[inline(always)]
+    pub(crate) fn read_into(&self, pos: u64, place: &mut [u64; PAYLOAD_WORDS]) {
+        read_into(&self.0, pos, place);
     }
 
     /// Makes the message of a claimed cell ready.

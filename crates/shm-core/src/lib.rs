@@ -43,6 +43,7 @@ pub mod failure;
 mod heap;
 mod held;
 pub mod inspect;
+mod intake;
 pub mod lane;
 mod layout;
 mod lease;
