@@ -134,12 +134,6 @@ impl<A: CellArray> Cells<A> {
         read(&self.0, pos)
     }
 
-    /// As [`read`](Self::read), into a place, each word little endian.
-    #[inline(always)]
-    pub(crate) fn read_into(&self, pos: u64, place: &mut [u64; PAYLOAD_WORDS]) {
-        read_into(&self.0, pos, place);
-    }
-
     /// Makes the message of a claimed cell ready.
     ///
     /// Owes *not empty* one notification; then, to pass on, *not full* one if it has waiters and

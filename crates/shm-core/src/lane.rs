@@ -9,7 +9,7 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
-use crate::cells::{CLOSED_FLAG, CellArray, PAYLOAD_WORDS, init, len, read, read_into, write};
+use crate::cells::{CLOSED_FLAG, CellArray, PAYLOAD_WORDS, init, len, read, write};
 use crate::sync::{Atomic64, Memory};
 use crate::word::{self, CellState, Ring};
 
@@ -104,12 +104,6 @@ impl<A: CellArray> Lane<A> {
     #[inline]
     pub fn read(&self, pos: u64) -> [u64; PAYLOAD_WORDS] {
         read(&self.0, pos)
-    }
-
-    /// As [`read`](Self::read), into a place, each word little endian.
-    #[inline(always)]
-    pub(crate) fn read_into(&self, pos: u64, place: &mut [u64; PAYLOAD_WORDS]) {
-        read_into(&self.0, pos, place);
     }
 
     /// Consumer: frees the cell of a message that was ready and goes on to `pos + 1`.

@@ -7,7 +7,7 @@
 mod departure;
 mod drain;
 
-use crate::cells::{Cells, Claim, Owner, Take, Wake};
+use crate::cells::{Cells, Claim, Owner, Take, Wake, read_into};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 use crate::intake::Intake;
@@ -257,7 +257,7 @@ impl Object {
             Take::Damaged => return Err(damaged()),
         };
         crate::failpoint!("get.taken");
-        cells.read_into(pos, message.bytes.near());
+        read_into(&cells.0, pos, message.bytes.near());
         let Some(body) = message.bytes.bare() else {
             return self.get_cell_with_handles(&cells, pos, message);
         };
@@ -365,7 +365,7 @@ impl Object {
                 Found::Empty
             });
         };
-        lane.read_into(pos, message.bytes.near());
+        read_into(&lane.0, pos, message.bytes.near());
         let Some(body) = message.bytes.bare() else {
             return self.get_lane_with_handles(&lane, pos, message);
         };
