@@ -98,7 +98,10 @@ impl Channel {
             return Err(PutError::new(failed.error.into(), failed.value));
         }
         match self.put_with(deadline, || put(&mut message)) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                message.finish();
+                Ok(())
+            }
             Err(error) => Err(PutError::new(error, message.decode().ok())),
         }
     }

@@ -10,7 +10,11 @@ use crate::mutex::{Mutex, MutexGuard};
 use crate::primitive::{make, travels};
 use crate::wait::{Deadline, wait_signal};
 
+#[cfg(feature = "tokio")]
+mod later;
+
 const EVENT: u64 = 0;
+const WAITING: &str = "waiting for a condition";
 
 /// A condition to wait for, as std's `Condvar` and Python's `Condition`, between processes. Clones, also in other
 /// processes, name the same one.
@@ -129,18 +133,17 @@ impl Condvar {
         let mutex = Mutex {
             object: guard.object.clone(),
         };
-        let doing = "waiting for a condition";
         mutex
             .object
             .arena()
-            .check_not_forked(doing)
+            .check_not_forked(WAITING)
             .map_err(Error::from)?;
         // Before the lock goes: whoever takes it next and notifies sees us, or changes `seq` before we sleep on it.
         let registered = self.object.event(EVENT).register();
         drop(guard);
         let in_time = wait_signal(&self.object, EVENT, registered, deadline, || {
             let failure = self.object.failure().or_else(|| mutex.object.failure())?;
-            Some(Error::peer_failed(failure, doing))
+            Some(Error::peer_failed(failure, WAITING))
         })?;
         Ok((mutex.lock()?, in_time))
     }

@@ -7,17 +7,20 @@ use shm_core::object::Object;
 use shm_core::permits::Permit;
 
 /// Words of an object that keeps count.
-pub(crate) const WORDS: u64 = 5;
+pub(crate) const WORDS: u64 = 6;
 /// Waits that began to spin.
 pub(crate) const SPINS: u64 = 0;
 /// Sleeps.
 pub(crate) const PARKS: u64 = 1;
 /// Wakes that went to the system.
 pub(crate) const WAKES: u64 = 2;
+/// Messages that a dead consumer was in the middle of taking. The third last word: the arena's own code adds to it.
+const HANDED_BACK: u64 = 3;
 /// Consumers that died. The last word but one: the arena's own code adds to it.
-const DEAD: u64 = 3;
-/// Tasks of dead consumers whose words others have taken over. The last word: the arena's own code adds to it.
-const LOST: u64 = 4;
+const DEAD: u64 = 4;
+/// Messages that dead consumers had out of the queue and their programs did not have yet; tasks of dead consumers whose words
+/// others have taken over. The last word: the arena's own code adds to it.
+const LOST: u64 = 5;
 
 /// Adds one, if the object keeps count.
 #[cold]
@@ -38,11 +41,15 @@ pub struct Stats {
     pub put: u64,
     /// Messages taken, likewise.
     pub got: u64,
-    /// Tasks that consumers had in hand when they died; only a [`JoinableQueue`](crate::JoinableQueue) knows.
+    /// Messages that were lost with a consumer that was killed while it took them: out of the queue, and not yet in its
+    /// program's hands (of the first eight threads of each process that take). Of a [`JoinableQueue`](crate::JoinableQueue)
+    /// all tasks that consumers had in hand when they died.
     pub lost: u64,
-    /// Processes that died with the getting side in hand. What one of them was in the middle of taking is in the queue again;
-    /// what it had taken and was not done with died with it, at most one message of each that takes one at a time. Whoever
-    /// needs to know how many those were uses a [`JoinableQueue`](crate::JoinableQueue).
+    /// Messages that a consumer was in the middle of taking when it was killed, and that went back into the queue.
+    pub handed_back: u64,
+    /// Processes that died with the getting side in hand. What their programs had in hand died with them, at most one message
+    /// of each that takes one at a time. Whoever needs to know how many those were uses a
+    /// [`JoinableQueue`](crate::JoinableQueue).
     pub dead_consumers: u64,
     /// Waits that began by spinning.
     pub spins: u64,
@@ -77,6 +84,7 @@ pub(crate) fn stats(object: &Object) -> Stats {
         put,
         got,
         lost: word(LOST) + dead,
+        handed_back: word(HANDED_BACK),
         dead_consumers: word(DEAD),
         spins: word(SPINS),
         parks: word(PARKS),

@@ -81,6 +81,7 @@ pub struct LaneReceiver<T> {
 
 impl<T: Serialize + DeserializeOwned> LaneSender<T> {
     fn put_until(&mut self, value: T, deadline: Deadline) -> Result<(), PutError<T>> {
+        self.channel.object.hasten();
         let end = &mut self.end;
         self.channel
             .put(value, deadline, |message| end.try_put(message))

@@ -4,10 +4,14 @@ use std::time::Duration;
 
 use shm_core::arena::Arena;
 use shm_core::cells::Owner;
+#[cfg(feature = "tokio")]
+use shm_core::crowd::Grant;
 use shm_core::object::{Object, ObjectKind};
 use shm_core::permits::{Acquired, Left, Permit};
 
 use crate::error::{Error, ErrorKind, LockError, Result};
+#[cfg(feature = "tokio")]
+use crate::primitive::obtain_async;
 use crate::primitive::{make, obtain, thread_tag, travels};
 use crate::wait::Deadline;
 
@@ -102,8 +106,8 @@ impl Mutex {
     #[cfg(feature = "tokio")]
     pub async fn lock_async(&self) -> Result<MutexGuard, LockError<MutexGuard>> {
         // Not the thread's: the task may go on in another one.
-        let take = || self.take(0);
-        let left = crate::primitive::obtain_async(&self.object, EVENT, LOCKING, take).await?;
+        let (event, take) = ((EVENT, Grant::EachOne), || self.take(0));
+        let left = obtain_async(&self.object, event, LOCKING, take).await?;
         self.guard(0, left)
     }
 

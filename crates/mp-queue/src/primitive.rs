@@ -86,11 +86,11 @@ pub(crate) fn obtain<R>(
         .unwrap_or_else(|| in_vain(ErrorKind::TimedOut, "before the deadline"))
 }
 
-/// [`obtain`] as a future.
+/// [`obtain`] as a future. Of several that wait, as many are told of a notification as `grant` says.
 #[cfg(feature = "tokio")]
 pub(crate) async fn obtain_async<R>(
     object: &Object,
-    event: u64,
+    (event, grant): (u64, Grant),
     doing: &str,
     mut attempt: impl FnMut() -> Result<R, Option<Owner>>,
 ) -> Result<R> {
@@ -101,7 +101,7 @@ pub(crate) async fn obtain_async<R>(
             None => Look::NotYet(owner),
         },
     };
-    until(object, event, Grant::EachOne, doing, look).await
+    until(object, event, grant, doing, look).await
 }
 
 /// Serialize and Deserialize of a primitive that is nothing but its object.

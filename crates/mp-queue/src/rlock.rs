@@ -22,6 +22,9 @@ const POISON: u64 = 1;
 /// A [`Mutex`](crate::Mutex) that the thread which has it may lock again; it is free when the last guard is gone. Clones,
 /// also in other processes, name the same lock.
 ///
+/// It has no form that waits as a future: it belongs to a thread, tasks that share one would all have it at once, and a task
+/// that goes on in another one would not. A [`Mutex`](crate::Mutex) has.
+///
 /// ```
 /// let lock = mp_queue::RLock::new()?;
 /// let outer = lock.lock()?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use shm_core::arena::Arena;
+use shm_core::cells::Owner;
 use shm_core::error::ErrorKind as ArenaErrorKind;
 use shm_core::object::{Object, ObjectKind};
 use shm_core::permits::{Acquired, Left};
@@ -13,12 +14,20 @@ use crate::error::{LockError, Result};
 use crate::primitive::{make, obtain, thread_tag, travels};
 use crate::wait::Deadline;
 
+#[cfg(feature = "tokio")]
+mod later;
+
 /// The event of those who want to read, or to be the next to write.
 const FREE: u64 = 0;
 /// The event of the one that is next to write and waits for readers.
 const DRAINED: u64 = 1;
+const READING: &str = "locking for reading";
+const WRITING: &str = "locking for writing";
 /// Readers at once where nothing else is asked for: with the writer's, eight lines of words.
 const READERS: u32 = 63;
+
+/// A reader's word, and what the writer that died last left.
+type Begun = (usize, Option<Left>);
 
 /// A lock that many may read under, or one may write under, between processes. Clones, also in other processes, name the
 /// same lock.
@@ -96,28 +105,31 @@ impl RwLock {
 
     fn read_until(&self, deadline: Deadline) -> Result<ReadGuard, LockError<ReadGuard>> {
         let tag = thread_tag();
+        let begin = || self.begin_reading(tag);
+        let began = obtain(&self.object, FREE, deadline, READING, begin)?;
+        self.reading(tag, began)
+    }
+
+    fn begin_reading(&self, tag: u32) -> Result<Begun, Option<Owner>> {
         let object = &self.object;
-        let me = object.arena().me();
-        let (index, left) = obtain(object, FREE, deadline, "locking for reading", || {
-            match Readers(object.permits(0)).read(me, tag) {
-                Read::At(index, left) => Ok((index, left)),
-                Read::Busy(owner) => Err(owner),
-                Read::SteppedBack(owner) => {
-                    // A writer may have seen us and gone to sleep.
-                    notify(object, DRAINED);
-                    Err(owner)
-                }
+        match Readers(object.permits(0)).read(object.arena().me(), tag) {
+            Read::At(index, left) => Ok((index, left)),
+            Read::Busy(owner) => Err(owner),
+            Read::SteppedBack(owner) => {
+                // A writer may have seen us and gone to sleep.
+                notify(object, DRAINED);
+                Err(owner)
             }
-        })?;
+        }
+    }
+
+    fn reading(&self, tag: u32, (index, left): Begun) -> Result<ReadGuard, LockError<ReadGuard>> {
         shm_core::failpoint!("rwlock.reading");
-        let guard = ReadGuard {
-            object: object.clone(),
-            index,
-            tag,
-        };
+        let object = self.object.clone();
+        let guard = ReadGuard { object, index, tag };
         match left {
             None => Ok(guard),
-            Some(Left { pid, .. }) => Err(LockError::poisoned(pid, object, guard)),
+            Some(Left { pid, .. }) => Err(LockError::poisoned(pid, &self.object, guard)),
         }
     }
 
@@ -148,40 +160,79 @@ impl RwLock {
     fn write_until(&self, deadline: Deadline) -> Result<WriteGuard, LockError<WriteGuard>> {
         let tag = thread_tag();
         let object = &self.object;
-        let me = object.arena().me();
-        let doing = "locking for writing";
-        let lock = Readers::<Shared>(object.permits(0));
-        let left = obtain(object, FREE, deadline, doing, || {
-            match lock.claim(me, tag) {
-                Acquired::At { left, .. } => Ok(left),
-                Acquired::Busy(owner) => Err(owner),
-            }
-        })?;
-        shm_core::failpoint!("rwlock.claimed");
-        let drained = obtain(object, DRAINED, deadline, doing, || {
-            lock.drained(me, tag).map_err(Some)
-        });
-        if let Err(error) = drained {
-            lock.give_up(me, tag, left);
-            notify(object, FREE);
-            return Err(error.into());
+        let left = obtain(object, FREE, deadline, WRITING, || self.claim(tag))?;
+        let claim = self.claimed(tag, left);
+        obtain(object, DRAINED, deadline, WRITING, || claim.is_drained())?;
+        claim.writing()
+    }
+
+    fn claim(&self, tag: u32) -> Result<Option<Left>, Option<Owner>> {
+        let object = &self.object;
+        match Readers::<Shared>(object.permits(0)).claim(object.arena().me(), tag) {
+            Acquired::At { left, .. } => Ok(left),
+            Acquired::Busy(owner) => Err(owner),
         }
-        shm_core::failpoint!("rwlock.writing");
-        let guard = WriteGuard {
-            object: object.clone(),
+    }
+
+    fn claimed(&self, tag: u32, left: Option<Left>) -> Claim<'_> {
+        shm_core::failpoint!("rwlock.claimed");
+        Claim {
+            object: &self.object,
             tag,
             left,
-            panicking: std::thread::panicking(),
-        };
-        match left {
-            None => Ok(guard),
-            Some(Left { pid, .. }) => Err(LockError::poisoned(pid, object, guard)),
+            open: true,
         }
     }
 
     /// Makes a poisoned lock that nobody writes under an ordinary one.
     pub fn clear_poison(&self) {
         self.object.permits(0).clear(0);
+    }
+}
+
+/// Keeps others from writing and new readers from reading, until it is a lock or is given up.
+struct Claim<'a> {
+    object: &'a Object,
+    tag: u32,
+    left: Option<Left>,
+    open: bool,
+}
+
+impl Claim<'_> {
+    fn lock(&self) -> Readers<'_, Shared> {
+        Readers(self.object.permits(0))
+    }
+
+    /// Whether nobody reads any more: then it is a lock.
+    fn is_drained(&self) -> Result<(), Option<Owner>> {
+        let drained = self.lock().drained(self.object.arena().me(), self.tag);
+        drained.map(drop).map_err(Some)
+    }
+
+    /// The lock that it is once it was found drained.
+    fn writing(mut self) -> Result<WriteGuard, LockError<WriteGuard>> {
+        shm_core::failpoint!("rwlock.writing");
+        self.open = false;
+        let guard = WriteGuard {
+            object: self.object.clone(),
+            tag: self.tag,
+            left: self.left,
+            panicking: std::thread::panicking(),
+        };
+        match self.left {
+            None => Ok(guard),
+            Some(Left { pid, .. }) => Err(LockError::poisoned(pid, self.object, guard)),
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if self.open && !self.object.arena().is_forked() {
+            self.lock()
+                .give_up(self.object.arena().me(), self.tag, self.left);
+            notify(self.object, FREE);
+        }
     }
 }
 

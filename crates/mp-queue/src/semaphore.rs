@@ -4,12 +4,16 @@ use std::time::Duration;
 
 use shm_core::arena::Arena;
 use shm_core::cells::Owner;
+#[cfg(feature = "tokio")]
+use shm_core::crowd::Grant;
 use shm_core::error::ErrorKind as ArenaErrorKind;
 use shm_core::object::{Object, ObjectKind};
 use shm_core::permits::{Acquired, Left, Permit as Word};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::mutex::unlock;
+#[cfg(feature = "tokio")]
+use crate::primitive::obtain_async;
 use crate::primitive::{make, obtain, thread_tag, travels};
 use crate::wait::Deadline;
 
@@ -111,8 +115,8 @@ impl Semaphore {
     #[cfg(feature = "tokio")]
     pub async fn acquire_async(&self) -> Result<Permit> {
         // Not the thread's: the task may go on in another one.
-        let take = || self.take(0);
-        let taken = crate::primitive::obtain_async(&self.object, EVENT, ACQUIRING, take).await?;
+        let (event, take) = ((EVENT, Grant::EachOne), || self.take(0));
+        let taken = obtain_async(&self.object, event, ACQUIRING, take).await?;
         Ok(self.permit(0, taken))
     }
 

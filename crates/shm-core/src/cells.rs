@@ -29,7 +29,7 @@ mod array;
 mod outcome;
 
 pub use array::{CLOSED_FLAG, CellArray, PAYLOAD_WORDS};
-pub(crate) use array::{init, len, read, write};
+pub(crate) use array::{init, len, read, read_into, write};
 pub use outcome::{Claim, Reaped, Take, Wake};
 
 use crate::sync::{Atomic64, Memory};

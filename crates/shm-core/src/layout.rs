@@ -131,7 +131,12 @@ pub(crate) mod row {
     pub(crate) const WAITS: u64 = (UNLOCKED + 8).next_multiple_of(super::LINE);
     /// Entries of [`WAITS`]; a participant with more waiting threads is never taken for stuck.
     pub(crate) const WAIT_ENTRIES: u64 = 8;
-    const _: () = assert!(WAITS + WAIT_ENTRIES * 32 <= super::ROW);
+    /// What its threads have taken out of cells and not handed to the program yet: `{line of the cell + 1: 38 | lap: 26}`
+    /// each, or 0.
+    pub(crate) const INTAKE: u64 = WAITS + WAIT_ENTRIES * 32;
+    /// Words of [`INTAKE`].
+    pub(crate) const INTAKES: u64 = 8;
+    const _: () = assert!(INTAKE + INTAKES * 8 <= super::ROW);
 }
 
 // ------------------------------------------------------------------------------------------- leases

@@ -45,6 +45,7 @@ mod heap;
 mod held;
 mod holders;
 pub mod inspect;
+mod intake;
 pub mod lane;
 mod layout;
 mod lease;
@@ -88,7 +89,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use segment::{HugePages, PageSize};
 pub use strategy::{Strategy, all_sharing_strategies, set_sharing_strategy, sharing_strategy};
 pub use tensor::{
-    AliasedTensor, AtomicElement, Bool, Complex64, Complex128, Dtype, DynTensor, Element, Elements,
-    ElementsMut, Integer, MAX_DIMS, Number, Shape, SharedTensor, Strided, Tensor, bf16,
+    Addend, AliasedTensor, AtomicElement, Bool, Complex64, Complex128, Dtype, DynTensor, Element,
+    Elements, ElementsMut, Integer, MAX_DIMS, Number, Shape, SharedTensor, Strided, Tensor, bf16,
     elements_of, elements_of_mut, f16,
 };

@@ -13,6 +13,7 @@ use crate::cells::Owner;
 use crate::doubt::{self, Looker};
 use crate::heap;
 use crate::held;
+use crate::intake;
 use crate::layout::{LINE, counted, object as object_layout, row};
 use crate::lease::{self, Entry, EntryRef, Kind};
 use crate::line::Counted;
@@ -101,6 +102,7 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     crate::failpoint!("reap.begun");
     settle_tickets(arena, dead);
     crate::failpoint!("reap.settled");
+    intake::reap(arena, dead);
     mend_objects(arena, dead, state.pid);
     crate::failpoint!("reap.mended");
     for wave in [Wave::EndsAndSlots, Wave::Blocks, Wave::Objects] {

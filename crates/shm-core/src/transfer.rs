@@ -7,13 +7,14 @@
 mod departure;
 mod drain;
 
-use crate::cells::{Cells, Claim, Owner, PAYLOAD_WORDS, Take, Wake};
+use crate::cells::{Cells, Claim, Owner, Take, Wake, read_into};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
+use crate::intake::Intake;
 use crate::lane::Lane;
 use crate::layout::LINE;
 use crate::lease::{Kind, Ticket};
-use crate::message::{Arrived, Entries, Entry, FEW, Incoming, Outgoing, bare, parse_into};
+use crate::message::{Arrived, Entries, Entry, FEW, Incoming, Outgoing, parse_into};
 use crate::object::{Array, ArrayRef, Object};
 use departure::Departure;
 
@@ -85,6 +86,16 @@ pub(crate) fn damaged() -> Error {
 
 /// What a message refers to, as it says.
 type Named = smallvec::SmallVec<[Entry; FEW]>;
+/// The lease entries of these.
+type Entered = smallvec::SmallVec<[u32; FEW]>;
+
+/// Why a message that refers to something cannot be taken out of its cell.
+enum Refused {
+    /// It says nonsense: it is to go.
+    Garbage(Error),
+    /// There is no room to record what it refers to: it stays.
+    NoRoom(Error),
+}
 
 impl Object {
     /// Puts a message into array `index`, if there is room. On `Done` the message is empty afterwards.
@@ -101,17 +112,35 @@ impl Object {
     #[inline]
     fn put_cell(&self, index: usize, message: &mut Outgoing) -> Result<Put> {
         let cells = self.cells(index)?;
+        if !message.pins.is_empty() {
+            return self.put_cell_with_handles(&cells, message);
+        }
+        Departure::check(self, message)?;
+        let pos = match claim(&cells, self.arena().me())? {
+            Ok(pos) => pos,
+            Err(not_now) => return Ok(not_now),
+        };
+        crate::failpoint!("put.claimed");
+        cells.write(pos, &message.payload);
+        crate::failpoint!("put.written");
+        crate::failpoint!("put.giving");
+        cells.publish(pos);
+        crate::failpoint!("put.published");
+        Ok(Put::Done(pos))
+    }
+
+    /// The rest of [`put_cell`](Self::put_cell), for a message that refers to something.
+    fn put_cell_with_handles(
+        &self,
+        cells: &Cells<ArrayRef<'_>>,
+        message: &mut Outgoing,
+    ) -> Result<Put> {
         let departure = Departure::prepare(self, message)?;
-        let pos = match cells.claim(self.arena().me()) {
-            Claim::At(pos) => pos,
+        let pos = match claim(cells, self.arena().me()) {
+            Ok(Ok(pos)) => pos,
             other => {
                 departure.cancel(self);
-                return match other {
-                    Claim::Full => Ok(Put::Full),
-                    Claim::Pending(owner) => Ok(Put::Pending(owner)),
-                    Claim::Closed => Ok(Put::Closed),
-                    Claim::At(_) | Claim::Damaged => Err(damaged()),
-                };
+                return other.map(|not_now| not_now.map_or_else(|put| put, Put::Done));
             }
         };
         crate::failpoint!("put.claimed");
@@ -144,6 +173,27 @@ impl Object {
         let Some(pos) = lane.next_free() else {
             return Ok(Put::Full);
         };
+        if !message.pins.is_empty() {
+            return self.put_lane_with_handles(&lane, pos, message);
+        }
+        Departure::check(self, message)?;
+        lane.write(pos, &message.payload);
+        crate::failpoint!("lane.put.written");
+        crate::failpoint!("lane.put.giving");
+        if !lane.publish(pos) {
+            return Ok(Put::Closed);
+        }
+        crate::failpoint!("lane.put.published");
+        Ok(Put::Done(pos))
+    }
+
+    /// The rest of [`put_lane`](Self::put_lane), for a message that refers to something.
+    fn put_lane_with_handles(
+        &self,
+        lane: &Lane<ArrayRef<'_>>,
+        pos: u64,
+        message: &mut Outgoing,
+    ) -> Result<Put> {
         let departure = Departure::prepare(self, message)?;
         lane.write(pos, &message.payload);
         crate::failpoint!("lane.put.written");
@@ -207,9 +257,9 @@ impl Object {
             Take::Damaged => return Err(damaged()),
         };
         crate::failpoint!("get.taken");
-        let payload = cells.read(pos);
-        let Some(body) = bare(&payload) else {
-            return self.get_cell_with_handles(&cells, pos, &payload, message);
+        read_into(&cells.0, pos, message.bytes.near());
+        let Some(body) = message.bytes.bare() else {
+            return self.get_cell_with_handles(&cells, pos, message);
         };
         crate::failpoint!("get.recorded");
         if let Err(error) = self.count_task() {
@@ -217,9 +267,17 @@ impl Object {
             self.notify_all();
             return Err(error);
         }
+        let _intake = self.intake(&cells, pos);
         self.release_cell(&cells, pos);
-        message.bytes.set_bare(&payload, body);
+        message.bytes.set_bare(body);
         Ok(Found::Message(pos))
+    }
+
+    /// Notes that the message at `pos` is about to be nowhere but here, until what this answers is dropped.
+    #[inline]
+    fn intake(&self, cells: &Cells<ArrayRef<'_>>, pos: u64) -> Intake<'_> {
+        let (index, lap) = cells.0.ring().split(pos);
+        Intake::begin(self.arena(), cells.0.first / LINE + index, lap)
     }
 
     #[inline]
@@ -236,27 +294,22 @@ impl Object {
         &self,
         cells: &Cells<ArrayRef<'_>>,
         pos: u64,
-        payload: &[u64; PAYLOAD_WORDS],
         message: &mut Incoming,
     ) -> Result<Found> {
-        let mut named = Named::new();
-        let parsed = parse_into(self.arena(), payload, &mut named, &mut message.bytes);
-        if let Err(error) = parsed {
-            message.clear();
-            let _ = cells.release(pos);
-            // The caller gets no message, so it will wake nobody for the cell that became free.
-            self.notify_all();
-            return Err(error);
-        }
-        let ticket = Ticket {
-            cell: cell_offset(&cells.0, pos),
-            position: pos,
-        };
-        let leases = match self.receive(&named, Kind::Recv, ticket) {
-            Ok(leases) => leases,
-            Err(error) => {
-                message.clear();
-                cells.hand_back(pos);
+        let (named, leases) = match self.admit(&cells.0, pos, Kind::Recv, message) {
+            Ok(admitted) => admitted,
+            Err(refused) => {
+                let error = match refused {
+                    Refused::Garbage(error) => {
+                        let _ = cells.release(pos);
+                        error
+                    }
+                    Refused::NoRoom(error) => {
+                        cells.hand_back(pos);
+                        error
+                    }
+                };
+                // The caller gets no message, so it will wake nobody for the cell that changed.
                 self.notify_all();
                 return Err(error);
             }
@@ -272,6 +325,7 @@ impl Object {
             self.notify_all();
             return Err(error);
         }
+        let _intake = self.intake(cells, pos);
         self.release_cell(cells, pos);
         self.arrive(&named, &leases, message);
         Ok(Found::Message(pos))
@@ -311,14 +365,14 @@ impl Object {
                 Found::Empty
             });
         };
-        let payload = lane.read(pos);
-        let Some(body) = bare(&payload) else {
-            return self.get_lane_with_handles(&lane, pos, &payload, message);
+        read_into(&lane.0, pos, message.bytes.near());
+        let Some(body) = message.bytes.bare() else {
+            return self.get_lane_with_handles(&lane, pos, message);
         };
         crate::failpoint!("lane.get.recorded");
         lane.release(pos);
         crate::failpoint!("lane.get.released");
-        message.bytes.set_bare(&payload, body);
+        message.bytes.set_bare(body);
         Ok(Found::Message(pos))
     }
 
@@ -327,24 +381,17 @@ impl Object {
         &self,
         lane: &Lane<ArrayRef<'_>>,
         pos: u64,
-        payload: &[u64; PAYLOAD_WORDS],
         message: &mut Incoming,
     ) -> Result<Found> {
-        let mut named = Named::new();
-        let parsed = parse_into(self.arena(), payload, &mut named, &mut message.bytes);
-        if let Err(error) = parsed {
-            message.clear();
-            lane.release(pos);
-            self.notify_all();
-            return Err(error);
-        }
-        let ticket = Ticket {
-            cell: cell_offset(&lane.0, pos),
-            position: pos,
+        let (named, leases) = match self.admit(&lane.0, pos, Kind::RecvLane, message) {
+            Ok(admitted) => admitted,
+            Err(Refused::Garbage(error)) => {
+                lane.release(pos);
+                self.notify_all();
+                return Err(error);
+            }
+            Err(Refused::NoRoom(error)) => return Err(error),
         };
-        let leases = self
-            .receive(&named, Kind::RecvLane, ticket)
-            .inspect_err(|_| message.clear())?;
         crate::failpoint!("lane.get.recorded");
         lane.release(pos);
         crate::failpoint!("lane.get.released");
@@ -352,16 +399,39 @@ impl Object {
         Ok(Found::Message(pos))
     }
 
+    /// Takes apart a message that refers to something, came from `pos` and is in `message`, and records that its references
+    /// come in. `message` is empty if they cannot.
+    fn admit(
+        &self,
+        array: &ArrayRef<'_>,
+        pos: u64,
+        kind: Kind,
+        message: &mut Incoming,
+    ) -> Result<(Named, Entered), Refused> {
+        let mut named = Named::new();
+        let payload = message.bytes.payload();
+        if let Err(error) = parse_into(self.arena(), &payload, &mut named, &mut message.bytes) {
+            message.clear();
+            return Err(Refused::Garbage(error));
+        }
+        let ticket = Ticket {
+            cell: cell_offset(array, pos),
+            position: pos,
+        };
+        match self.receive(&named, kind, ticket) {
+            Ok(leases) => Ok((named, leases)),
+            Err(error) => {
+                message.clear();
+                Err(Refused::NoRoom(error))
+            }
+        }
+    }
+
     /// Records that the references of a message come in with the ticket's cell; they count once it is released.
     #[inline]
-    fn receive(
-        &self,
-        named: &[Entry],
-        kind: Kind,
-        ticket: Ticket,
-    ) -> Result<smallvec::SmallVec<[u32; FEW]>> {
+    fn receive(&self, named: &[Entry], kind: Kind, ticket: Ticket) -> Result<Entered> {
         let arena = self.arena();
-        let mut leases = smallvec::SmallVec::<[u32; FEW]>::new();
+        let mut leases = Entered::new();
         for entry in named {
             match arena.leases().reserve(arena.segment()) {
                 Ok(lease) => {
@@ -403,6 +473,18 @@ impl Object {
             }));
         }
     }
+}
+
+/// Claims the next free cell, or says why there is none.
+#[inline]
+fn claim(cells: &Cells<ArrayRef<'_>>, me: Owner) -> Result<std::result::Result<u64, Put>> {
+    Ok(match cells.claim(me) {
+        Claim::At(pos) => Ok(pos),
+        Claim::Full => Err(Put::Full),
+        Claim::Pending(owner) => Err(Put::Pending(owner)),
+        Claim::Closed => Err(Put::Closed),
+        Claim::Damaged => return Err(damaged()),
+    })
 }
 
 /// Offset of the word of the cell at `pos`: what a ticket names.

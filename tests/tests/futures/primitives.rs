@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use integration_tests::{Test, kill, tests};
-use mp_queue::{ErrorKind, JoinableQueue, Mutex, Semaphore};
+use mp_queue::{Condvar, ErrorKind, JoinableQueue, Mutex, RwLock, Semaphore};
 use tensormp::mp_queue;
 use tensormp::prelude::*;
 use tokio::time::timeout;
@@ -18,6 +18,11 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_permit_of_a_killed_process_goes_to_a_future,
     a_lock_of_a_killed_process_comes_to_a_future_as_poisoned,
     a_lock_that_a_future_has_can_be_let_go_in_another_thread,
+    readers_read_together_and_a_writer_writes_alone,
+    a_future_that_gives_up_writing_lets_readers_in,
+    a_writer_that_was_killed_leaves_the_lock_poisoned_for_futures,
+    futures_wait_for_a_condition_that_another_process_changes,
+    a_notification_of_a_dropped_future_goes_to_the_next,
     futures_and_threads_meet_at_a_barrier,
     a_future_that_is_given_up_has_not_arrived_at_a_barrier,
     a_killed_process_breaks_the_barrier_for_futures,
@@ -153,6 +158,135 @@ fn a_lock_that_a_future_has_can_be_let_go_in_another_thread() {
     });
     assert_eq!(counter.load(Ordering::Relaxed), 800);
     assert!(!mutex.is_locked() && !mutex.is_poisoned());
+}
+
+fn readers_read_together_and_a_writer_writes_alone() {
+    let lock = RwLock::with_readers_in(&Arena::current().unwrap(), 3).unwrap();
+    let (readers, writers) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    threaded(3).block_on(async {
+        let all: Vec<_> = (0..60)
+            .map(|number| {
+                let lock = lock.clone();
+                let (readers, writers) = (Arc::clone(&readers), Arc::clone(&writers));
+                tokio::spawn(async move {
+                    for _ in 0..10 {
+                        if number % 6 == 0 {
+                            let _guard = lock.write_async().await.unwrap();
+                            assert_eq!(writers.fetch_add(1, Ordering::SeqCst), 0);
+                            assert_eq!(readers.load(Ordering::SeqCst), 0);
+                            tokio::task::yield_now().await;
+                            writers.fetch_sub(1, Ordering::SeqCst);
+                        } else {
+                            let _guard = lock.read_async().await.unwrap();
+                            assert!(readers.fetch_add(1, Ordering::SeqCst) < 3);
+                            assert_eq!(writers.load(Ordering::SeqCst), 0);
+                            tokio::task::yield_now().await;
+                            readers.fetch_sub(1, Ordering::SeqCst);
+                        }
+                    }
+                })
+            })
+            .collect();
+        for one in all {
+            one.await.unwrap();
+        }
+    });
+    assert!(lock.try_write().is_ok());
+}
+
+fn a_future_that_gives_up_writing_lets_readers_in() {
+    let lock = RwLock::new().unwrap();
+    let reading = lock.read().unwrap();
+    let mut writes = Box::pin(lock.write_async());
+    assert!(poll_once(&mut writes).0.is_pending());
+    assert!(lock.try_read().is_err(), "a writer is next");
+    let mut reads = Box::pin(lock.read_async());
+    assert!(poll_once(&mut reads).0.is_pending());
+    drop(writes);
+    single().block_on(async { drop(reads.await.unwrap()) });
+    drop(reading);
+    assert!(lock.try_write().is_ok());
+}
+
+fn a_writer_that_was_killed_leaves_the_lock_poisoned_for_futures() {
+    fn writes(_rank: usize, (lock, held): (RwLock, Event)) -> tensormp::Result<()> {
+        let _guard = lock.write();
+        held.set();
+        std::thread::sleep(Duration::from_secs(3600));
+        Ok(())
+    }
+    let (lock, held) = (RwLock::new().unwrap(), Event::new().unwrap());
+    let context = spawn(writes, (lock.clone(), held.clone()), 1).unwrap();
+    let pid = context.pids()[0];
+    single().block_on(async {
+        held.wait_async().await.unwrap();
+        kill(pid);
+        let error = loop {
+            match lock.read_async().await {
+                // That it failed may be known before what it held is free.
+                Err(error) if matches!(error.kind(), ErrorKind::PeerFailed(_)) => {}
+                Err(error) => break error,
+                Ok(_) => panic!("the lock of a dead process is not poisoned"),
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(error.kind(), &ErrorKind::Poisoned { pid });
+        drop(error);
+        let mut guard = lock.write_async().await.unwrap_err().into_guard().unwrap();
+        guard.clear_poison();
+        drop(guard);
+        assert!(lock.read_async().await.is_ok());
+    });
+}
+
+fn futures_wait_for_a_condition_that_another_process_changes() {
+    type Shared = (Mutex, Condvar, AliasedTensor<u32>);
+    fn changes(_rank: usize, (mutex, condvar, ready): Shared) -> tensormp::Result<()> {
+        for number in 1..=20 {
+            let _guard = mutex.lock()?;
+            ready.store(&[0], number)?;
+            condvar.notify_all();
+        }
+        Ok(())
+    }
+    let (mutex, condvar) = (Mutex::new().unwrap(), Condvar::new().unwrap());
+    let ready = Tensor::<u32>::zeros(1).unwrap().alias();
+    let shared = (mutex.clone(), condvar.clone(), ready.clone());
+    let mut context = spawn(changes, shared, 1).unwrap();
+    threaded(2).block_on(async {
+        let waiting: Vec<_> = (0..50)
+            .map(|_| {
+                let (mutex, condvar, ready) = (mutex.clone(), condvar.clone(), ready.clone());
+                tokio::spawn(async move {
+                    let guard = mutex.lock_async().await.unwrap();
+                    let not_yet = || ready.load(&[0]).unwrap() < 20;
+                    let guard = condvar.wait_while_async(guard, not_yet).await.unwrap();
+                    assert!(mutex.is_locked());
+                    drop(guard);
+                })
+            })
+            .collect();
+        for one in waiting {
+            one.await.unwrap();
+        }
+    });
+    context.join().unwrap();
+}
+
+fn a_notification_of_a_dropped_future_goes_to_the_next() {
+    let (mutex, condvar) = (Mutex::new().unwrap(), Condvar::new().unwrap());
+    let mut first = Box::pin(condvar.wait_async(mutex.lock().unwrap()));
+    assert!(poll_once(&mut first).0.is_pending());
+    assert!(!mutex.is_locked(), "a waiting future has let the lock go");
+    let busy = mutex.lock().unwrap();
+    condvar.notify_one();
+    // It has its turn, and waits for the lock.
+    assert!(poll_once(&mut first).0.is_pending());
+    let mut second = Box::pin(condvar.wait_async(busy));
+    assert!(poll_once(&mut second).0.is_pending());
+    drop(first);
+    single().block_on(async { drop(second.await.unwrap()) });
+    assert!(!mutex.is_locked());
 }
 
 fn futures_and_threads_meet_at_a_barrier() {

@@ -9,6 +9,7 @@ use crate::scene::{Role, Way, arm, audit, play};
 pub(crate) const TESTS: &[Test] = &tests![
     a_producer_killed_at_any_step_of_put_loses_nothing,
     a_consumer_killed_at_any_step_of_get_loses_what_it_had,
+    what_a_consumer_was_taking_when_it_was_killed_is_back_or_counted_lost,
     a_producer_killed_at_any_step_of_a_ring_loses_nothing,
     a_consumer_killed_at_any_step_of_a_ring_gives_its_slot_back,
     both_sides_may_be_killed_at_once,
@@ -73,6 +74,53 @@ fn a_consumer_killed_at_any_step_of_get_loses_what_it_had() {
         &["get.", "block.drop."],
         &["line."],
     );
+}
+
+fn what_a_consumer_was_taking_when_it_was_killed_is_back_or_counted_lost() {
+    type Message = (u32, Option<Tensor<u32>>);
+    fn take(_rank: usize, (armed, from): (Armed, Receiver<Message>)) -> tensormp::Result<()> {
+        arm(armed.as_deref());
+        for _ in 0..2 {
+            from.get()?;
+        }
+        Ok(())
+    }
+    let mut killed = 0;
+    for with_tensor in [false, true] {
+        let (sender, receiver) = Queue::bounded(4).unwrap().split();
+        let (mut put, mut left) = (0, 0);
+        let mut expected = (0, 0);
+        for (label, lost) in [
+            ("get.taken", false),
+            ("get.recorded", false),
+            ("get.released", true),
+        ] {
+            // The second message: the first has come into its program's hands, and is nobody's to count.
+            for number in 0..2 {
+                let tensor = with_tensor.then(|| Tensor::full(3, number).unwrap());
+                sender.put((number, tensor)).unwrap();
+                put += 1;
+            }
+            let mut context = spawn(take, (kill_at(label, 2), receiver.clone()), 1).unwrap();
+            assert!(context.join().is_err(), "it never comes by {label}");
+            killed += 1;
+            audit(1);
+            expected = if lost {
+                (expected.0, expected.1 + 1)
+            } else {
+                (expected.0 + 1, expected.1)
+            };
+            let stats = receiver.stats();
+            assert_eq!((stats.handed_back, stats.lost), expected, "{label}");
+            while receiver.try_get().is_ok() {
+                left += 1;
+            }
+        }
+        let stats = receiver.stats();
+        assert_eq!(stats.dead_consumers, 3);
+        assert_eq!(put, left + 3 + stats.lost, "put: taken, found, or lost");
+    }
+    assert_eq!(killed, 6);
 }
 
 fn a_producer_killed_at_any_step_of_a_ring_loses_nothing() {

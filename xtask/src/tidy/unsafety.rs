@@ -81,12 +81,8 @@ const ALLOWED: &[(&str, &str)] = &[
         "gives back what leaked, for those who know that nobody works on the arena",
     ),
     (
-        "crates/shm-core/src/message/decode.rs",
-        "handles reach the message that is being read, which lies in a frame further up",
-    ),
-    (
-        "crates/shm-core/src/message/scope.rs",
-        "the same for a message that is being written",
+        "crates/shm-core/src/message/reach.rs",
+        "handles reach the message that is being written or read, which lies in a frame further up",
     ),
     (
         "crates/shm-core/src/dlpack/export.rs",

@@ -66,6 +66,17 @@ pub(crate) fn read<A: CellArray>(cells: &A, pos: u64) -> [u64; PAYLOAD_WORDS] {
         .map(|from| from.load(Relaxed))
 }
 
+/// As [`read`], into a place, each word little endian.
+#[inline(always)]
+pub(crate) fn read_into<A: CellArray>(cells: &A, pos: u64, place: &mut [u64; PAYLOAD_WORDS]) {
+    let ring = Ring {
+        capacity: cells.capacity(),
+    };
+    for (to, from) in place.iter_mut().zip(cells.payload(ring.index(pos))) {
+        *to = from.load(Relaxed).to_le();
+    }
+}
+
 /// How far `tail` is ahead of `head`.
 pub(crate) fn len<A: CellArray>(cells: &A) -> u64 {
     let head = cells.head().load(Relaxed);

@@ -1,20 +1,24 @@
 //! Making a value of a message that was taken out of its cell.
 
-use std::cell::Cell;
-use std::marker::PhantomData;
-use std::ptr::{self, NonNull};
-
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
 use super::parse::{Bytes, Extra, FEW, What};
+use super::reach::{self, Guard, Reach, Scope};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 use crate::storage::Place;
 
 thread_local! {
-    /// What the message that this thread reads has; null when it reads none.
-    static READING: Cell<*mut DecodeScope<'static>> = const { Cell::new(ptr::null_mut()) };
+    /// What the message that this thread reads has.
+    static READING: Reach<Reading> = const { Reach::nowhere() };
+}
+
+/// A message is being read.
+struct Reading;
+
+impl Scope for Reading {
+    type For<'a> = DecodeScope<'a>;
 }
 
 /// A handle of a message that is now held by this process.
@@ -46,8 +50,7 @@ impl Drop for Entries {
     }
 }
 
-/// What the `Deserialize` of handles takes from. It lies in the frame of whoever reads the message, and a word of the thread
-/// says where. So a message without handles costs next to nothing here, and nothing moves.
+/// What the `Deserialize` of handles takes from.
 #[derive(Default)]
 pub(super) struct DecodeScope<'a> {
     pub(super) entries: &'a mut [Option<Arrived>],
@@ -60,21 +63,13 @@ pub(super) struct DecodeScope<'a> {
 /// Whether this thread reads a message.
 #[inline]
 pub(super) fn is_reading() -> bool {
-    !READING.get().is_null()
+    reach::is_open(&READING)
 }
 
 /// The handles of the message that this thread reads, if it reads one.
 #[inline]
 pub(super) fn with_scope<R>(act: impl FnOnce(&mut DecodeScope<'_>) -> R) -> Option<R> {
-    // As long as `act` has it nobody else does, were it to come here again.
-    let reading = READING.replace(ptr::null_mut());
-    // SAFETY: the pointer was made of an exclusive reference that a `DecodeGuard` on this thread's stack still has; that
-    // guard's maker cannot use the scope meanwhile, and what comes here again finds null. The scope's lifetime is that
-    // guard's, and `act` takes any.
-    let scope = unsafe { NonNull::new(reading)?.as_mut() };
-    let done = act(scope);
-    READING.set(reading);
-    Some(done)
+    reach::with_scope(&READING, act)
 }
 
 /// Tells whoever reads the message why it cannot: serde's errors keep no text.
@@ -115,7 +110,7 @@ impl Incoming {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn take_or<T: DeserializeOwned, E: From<Error>>(&mut self) -> Result<T, E> {
         let Some(entries) = &mut self.entries else {
             let value = decode_with(&mut [], &[], self.bytes.body());
@@ -167,33 +162,8 @@ impl Incoming {
     }
 }
 
-/// Opens a scope for as long as it lives, and puts the one before back, also when serde code panics. Must be dropped, not
-/// forgotten.
-struct DecodeGuard<'a> {
-    outer: *mut DecodeScope<'static>,
-    scope: PhantomData<&'a mut DecodeScope<'static>>,
-}
-
-impl<'a> DecodeGuard<'a> {
-    #[inline]
-    fn enter(scope: &'a mut DecodeScope<'_>) -> Self {
-        let scope = ptr::from_mut(scope).cast::<DecodeScope<'static>>();
-        Self {
-            outer: READING.replace(scope),
-            scope: PhantomData,
-        }
-    }
-}
-
-impl Drop for DecodeGuard<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        READING.set(self.outer);
-    }
-}
-
 /// Reads a value of a body and these handles, of which those that were not taken are left.
-#[inline]
+#[inline(always)]
 pub(super) fn decode_with<T: DeserializeOwned, E: From<Error>>(
     entries: &mut [Option<Arrived>],
     table: &[u8],
@@ -205,7 +175,7 @@ pub(super) fn decode_with<T: DeserializeOwned, E: From<Error>>(
         table,
         error,
     };
-    let guard = DecodeGuard::enter(&mut scope);
+    let guard = Guard::enter(&READING, &mut scope);
     let mut deserializer = postcard::Deserializer::from_bytes(body);
     let outcome = T::deserialize(&mut deserializer);
     drop(guard);

@@ -2,7 +2,9 @@
 
 use std::cell::Cell;
 
-use super::parse::{CELL, FORM_INLINE, HEAD, words_of};
+use zerocopy::IntoBytes;
+
+use super::parse::{CELL, FORM_INLINE, HEAD};
 use crate::cells::PAYLOAD_WORDS;
 
 /// Buffers up to this many bytes are kept.
@@ -21,27 +23,36 @@ struct Far {
 }
 
 /// The bytes of a message that is being written: in the layout of a cell as long as they fit it.
-pub(super) struct Draft {
-    near: [u8; CELL],
+///
+/// Where it ends is where it is sent from: to load as words what was just stored as bytes takes as long as writing it.
+pub(super) struct Draft<'a> {
+    near: &'a mut [u64; PAYLOAD_WORDS],
     /// Where the next byte of the body goes; [`CELL`] when it is far.
     at: usize,
     /// All of it, once it is too long for a cell.
     far: Option<Box<Far>>,
 }
 
-impl Draft {
+impl<'a> Draft<'a> {
+    /// An empty one, which has no form yet.
     #[inline]
-    pub(super) fn new() -> Self {
+    pub(super) fn new(near: &'a mut [u64; PAYLOAD_WORDS]) -> Self {
+        *near = [0; PAYLOAD_WORDS];
         Self {
-            near: [0; CELL],
+            near,
             at: HEAD,
             far: None,
         }
     }
 
     /// What is known already.
-    pub(super) fn of(table: &[u8], handles: usize, body: &[u8]) -> Self {
-        let mut draft = Self::new();
+    pub(super) fn of(
+        near: &'a mut [u64; PAYLOAD_WORDS],
+        table: &[u8],
+        handles: usize,
+        body: &[u8],
+    ) -> Self {
+        let mut draft = Self::new(near);
         draft.extend(body);
         draft.add_table(table, handles);
         draft
@@ -53,7 +64,7 @@ impl Draft {
         if let Some(far) = &mut self.far {
             far.body.push(byte);
         } else if self.at < CELL {
-            self.near[self.at] = byte;
+            self.near.as_mut_bytes()[self.at] = byte;
             self.at += 1;
         } else {
             self.extend_far(&[byte]);
@@ -62,7 +73,8 @@ impl Draft {
 
     #[inline]
     fn extend(&mut self, bytes: &[u8]) {
-        match self.near.get_mut(self.at..self.at + bytes.len()) {
+        let near = self.near.as_mut_bytes();
+        match near.get_mut(self.at..self.at + bytes.len()) {
             Some(places) => {
                 copy(places, bytes);
                 self.at += bytes.len();
@@ -83,7 +95,8 @@ impl Draft {
             let mut far = SPARE.take().unwrap_or_default();
             far.table.clear();
             far.body.clear();
-            far.body.extend_from_slice(&self.near[HEAD..self.at]);
+            far.body
+                .extend_from_slice(&self.near.as_bytes()[HEAD..self.at]);
             self.at = CELL;
             far
         })
@@ -96,11 +109,12 @@ impl Draft {
             self.move_far().table.extend_from_slice(table);
             return;
         }
-        self.near.copy_within(HEAD..self.at, HEAD + table.len());
-        self.near[HEAD..HEAD + table.len()].copy_from_slice(table);
-        self.at += table.len();
+        let near = self.near.as_mut_bytes();
+        near.copy_within(HEAD..self.at, HEAD + table.len());
+        near[HEAD..HEAD + table.len()].copy_from_slice(table);
         // At most 52, each.
-        (self.near[1], self.near[2]) = (handles as u8, table.len() as u8);
+        (near[1], near[2]) = (handles as u8, table.len() as u8);
+        self.at += table.len();
     }
 
     /// Bytes of table and body of a message that does not fit its cell.
@@ -110,19 +124,28 @@ impl Draft {
         Some(far.table.len() + far.body.len())
     }
 
-    /// The payload, if the message fits its cell; else its table and its body.
+    /// Makes it the payload of a message, if it fits a cell; else its table and its body.
     #[inline]
-    pub(super) fn payload(&mut self) -> Result<[u64; PAYLOAD_WORDS], (&[u8], &[u8])> {
+    pub(super) fn finish(&mut self) -> Result<(), (&[u8], &[u8])> {
         if let Some(far) = &self.far {
             return Err((&far.table, &far.body));
         }
-        self.near[0] = FORM_INLINE;
-        self.near[3] = (self.at - HEAD) as u8 - self.near[2];
-        Ok(words_of(&self.near))
+        let near = self.near.as_mut_bytes();
+        near[0] = FORM_INLINE;
+        near[3] = (self.at - HEAD) as u8 - near[2];
+        for word in &mut *self.near {
+            *word = u64::from_le(*word);
+        }
+        Ok(())
+    }
+
+    /// Makes it the payload of a message that lies in a block.
+    pub(super) fn finish_as(&mut self, payload: [u64; PAYLOAD_WORDS]) {
+        *self.near = payload;
     }
 }
 
-impl Drop for Draft {
+impl Drop for Draft<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(far) = self.far.take() {
@@ -140,9 +163,9 @@ fn keep(far: Box<Far>) {
 }
 
 /// A postcard flavor that appends to a draft.
-pub(super) struct Append<'a>(pub(super) &'a mut Draft);
+pub(super) struct Append<'a, 'b>(pub(super) &'a mut Draft<'b>);
 
-impl postcard::ser_flavors::Flavor for Append<'_> {
+impl postcard::ser_flavors::Flavor for Append<'_, '_> {
     type Output = ();
 
     #[inline]

@@ -12,7 +12,7 @@ use super::draft::{Append, Draft};
 use super::parse::{
     Bytes, Entry, FEW, FORM_SPILLED, HANDLES_MAX, What, parse_inline, parse_spilled,
 };
-use super::scope::{EncodeGuard, EncodeScope, head};
+use super::scope::{self, EncodeScope, head};
 use super::strict::Whole;
 use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
@@ -58,6 +58,7 @@ impl Pins {
 impl std::ops::Deref for Pins {
     type Target = [Pin];
 
+    #[inline]
     fn deref(&self) -> &[Pin] {
         &self.0
     }
@@ -143,7 +144,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
 /// [`encode`] sends it, or tells why not. Needs no arena.
 pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
     // Outside of a scope, what is of an arena refuses to be written.
-    let _guard = EncodeGuard::outside();
+    let _guard = scope::outside();
     postcard::to_stdvec(&Whole(value)).ok()
 }
 
@@ -160,7 +161,7 @@ const SPILL_HEADER: usize = 24;
 
 /// A block for a message of so many handles, if it needs one.
 #[inline]
-fn spill_for(arena: &Arena, handles: usize, draft: &Draft) -> Result<Option<Storage>> {
+fn spill_for(arena: &Arena, handles: usize, draft: &Draft<'_>) -> Result<Option<Storage>> {
     if handles > HANDLES_MAX {
         return Err(Error::new(
             ErrorKind::Encode,
@@ -201,9 +202,9 @@ impl Outgoing {
         if !self.pins.is_empty() {
             self.pins = Pins::default();
         }
-        let mut draft = Draft::new();
+        let mut draft = Draft::new(&mut self.payload);
         let mut scope = EncodeScope::new(arena);
-        let guard = EncodeGuard::enter(&mut scope);
+        let guard = scope::enter(&mut scope);
         let mut serializer = postcard::Serializer {
             output: Append(&mut draft),
         };
@@ -217,9 +218,9 @@ impl Outgoing {
             return whole(error, Some(value));
         }
         if scope.is_empty() {
-            if let Ok(payload) = draft.payload() {
-                drop(value);
-                self.payload = payload;
+            if draft.finish().is_ok() {
+                // There is nothing in it to drop, which takes longer to find out than most of the rest.
+                std::mem::forget(scope);
                 return Ok(());
             }
         } else {
@@ -235,24 +236,26 @@ impl Outgoing {
         };
         self.pins = scope.pins;
         drop(value);
-        match self.finish(&mut draft, spill) {
+        match self.pins.finish(&mut draft, spill) {
             Ok(()) => Ok(()),
             Err(error) => whole(error, None),
         }
     }
+}
 
+impl Pins {
     /// Checks that exclusive handles are really gone, and lays the message out.
     #[inline(never)]
-    fn finish(&mut self, draft: &mut Draft, spill: Option<Storage>) -> Result<()> {
+    fn finish(&mut self, draft: &mut Draft<'_>, spill: Option<Storage>) -> Result<()> {
         let laid_out = self.lay_out(draft, spill);
         if laid_out.is_err() {
-            self.pins = Pins::default();
+            *self = Self::default();
         }
         laid_out
     }
 
-    fn lay_out(&mut self, draft: &mut Draft, spill: Option<Storage>) -> Result<()> {
-        for pin in self.pins.iter().filter(|pin| pin.what.is_exclusive()) {
+    fn lay_out(&mut self, draft: &mut Draft<'_>, spill: Option<Storage>) -> Result<()> {
+        for pin in self.iter().filter(|pin| pin.what.is_exclusive()) {
             // Besides the handle itself: code that still had it while it was serialized may have frozen it since, and
             // sent it elsewhere.
             let is_still = pin.what == What::ExclusiveEnd || pin.mode() == Some(Mode::Exclusive);
@@ -260,12 +263,8 @@ impl Outgoing {
                 return Err(still_held(pin));
             }
         }
-        let (table, body) = match draft.payload() {
-            Ok(payload) => {
-                self.payload = payload;
-                return Ok(());
-            }
-            Err(far) => far,
+        let Err((table, body)) = draft.finish() else {
+            return Ok(());
         };
         let Some(spill) = spill else {
             return Err(Error::new(
@@ -274,7 +273,7 @@ impl Outgoing {
             ));
         };
         let mut header = [0; SPILL_HEADER];
-        header[0..8].copy_from_slice(&(self.pins.len() as u64).to_le_bytes());
+        header[0..8].copy_from_slice(&(self.len() as u64).to_le_bytes());
         header[8..16].copy_from_slice(&(table.len() as u64).to_le_bytes());
         header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
         let length = header.len() + table.len() + body.len();
@@ -282,7 +281,7 @@ impl Outgoing {
         spill.write_bytes(header.len(), table);
         spill.write_bytes(header.len() + table.len(), body);
         let held = spill.into_held();
-        self.payload = [
+        draft.finish_as([
             FORM_SPILLED.into(),
             held.line,
             held.generation,
@@ -290,9 +289,9 @@ impl Outgoing {
             0,
             0,
             0,
-        ];
+        ]);
         let what = What::Spill;
-        self.pins.0.insert(0, Pin { held, what });
+        self.0.insert(0, Pin { held, what });
         Ok(())
     }
 }
@@ -320,10 +319,18 @@ fn still_held(pin: &Pin) -> Error {
 }
 
 impl Outgoing {
+    /// Drops it, quickly where there is nothing to drop: of most that were put there is not.
+    #[inline]
+    pub fn finish(self) {
+        if self.pins.0.is_empty() && !self.pins.0.spilled() {
+            std::mem::forget(self);
+        }
+    }
+
     /// Whether it was put: its references are in the queue then, and what is left is nothing.
     #[inline]
     pub(crate) fn is_spent(&self) -> bool {
-        self.payload[0] == 0
+        self.payload[0] as u8 == 0
     }
 
     /// It was put.
@@ -451,9 +458,11 @@ impl Incoming {
             table.extend_from_slice(extra);
             message.pins.0.push(Pin { held, what });
         }
-        let mut draft = Draft::of(&table, message.pins.len(), self.bytes.body());
-        let spill = spill_for(arena, message.pins.len(), &draft)?;
-        message.finish(&mut draft, spill)?;
+        let (payload, pins) = (&mut message.payload, &mut message.pins);
+        let mut draft = Draft::of(payload, &table, pins.len(), self.bytes.body());
+        let spill = spill_for(arena, pins.len(), &draft)?;
+        pins.finish(&mut draft, spill)?;
+        drop(draft);
         Ok(message)
     }
 }

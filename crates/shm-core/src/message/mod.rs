@@ -10,6 +10,7 @@ mod decode;
 mod draft;
 mod encode;
 mod parse;
+mod reach;
 mod scope;
 mod serde;
 mod strict;
@@ -23,7 +24,7 @@ pub use encode::{EncodeError, Outgoing, encode, plain, read_plain};
 pub(crate) use parse::What;
 pub(crate) use parse::names;
 pub(crate) use parse::{
-    Entry, FEW, FORM_INLINE, FORM_SLOT, FORM_SPILLED, Parsed, bare, parse, parse_into,
+    Entry, FEW, FORM_INLINE, FORM_SLOT, FORM_SPILLED, Parsed, parse, parse_into,
 };
 pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
 pub use serde::{refuse, refuse_because, refuse_to_write};

@@ -1,6 +1,7 @@
 //! The format of messages, and taking one apart. What is read here was written by others and is checked.
 
 use smallvec::SmallVec;
+use zerocopy::IntoBytes;
 
 use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
@@ -145,7 +146,9 @@ pub(crate) struct Entry {
 
 /// Table and body of a message, where they came: in place when that was a cell, else a copy of the block.
 pub(crate) struct Bytes {
-    near: [u8; CELL],
+    /// The payload of the cell. As words, since that is how it is read there: bytes that a wider load than the stores before
+    /// it spans are waited for until those have left the processor.
+    near: [u64; PAYLOAD_WORDS],
     /// Empty unless the message was spilled.
     far: Vec<u8>,
     table: (usize, usize),
@@ -155,7 +158,7 @@ pub(crate) struct Bytes {
 impl Bytes {
     pub(crate) const fn new() -> Self {
         Self {
-            near: [0; CELL],
+            near: [0; PAYLOAD_WORDS],
             far: Vec::new(),
             table: (0, 0),
             body: (0, 0),
@@ -165,7 +168,7 @@ impl Bytes {
     #[inline]
     fn all(&self) -> &[u8] {
         if self.far.is_empty() {
-            &self.near
+            self.near.as_bytes()
         } else {
             &self.far
         }
@@ -197,10 +200,28 @@ impl Bytes {
         }
     }
 
-    /// Becomes a body of so many bytes that came in a cell.
-    #[inline]
-    pub(crate) fn set_bare(&mut self, payload: &[u64; PAYLOAD_WORDS], body: usize) {
-        self.near = bytes_of(payload);
+    /// Where the payload of a cell is to be read into, each word little endian.
+    #[inline(always)]
+    pub(crate) fn near(&mut self) -> &mut [u64; PAYLOAD_WORDS] {
+        &mut self.near
+    }
+
+    /// The payload that was read.
+    pub(crate) fn payload(&self) -> [u64; PAYLOAD_WORDS] {
+        self.near.map(u64::from_le)
+    }
+
+    /// How long the body is, if the payload that was read is a message in its cell that refers to nothing; which most are.
+    #[inline(always)]
+    pub(crate) fn bare(&self) -> Option<usize> {
+        let [form, handles, table, body, ..] = u64::from_le(self.near[0]).to_le_bytes();
+        let body = usize::from(body);
+        (form == FORM_INLINE && handles == 0 && table == 0 && body <= INLINE).then_some(body)
+    }
+
+    /// Becomes the body, of so many bytes, of that payload.
+    #[inline(always)]
+    pub(crate) fn set_bare(&mut self, body: usize) {
         self.body = (HEAD, HEAD + body);
     }
 }
@@ -219,14 +240,6 @@ impl core::fmt::Debug for Bytes {
             .field("body", &self.body())
             .finish()
     }
-}
-
-/// How long the body is, if the payload is a message in its cell that refers to nothing; which most are.
-#[inline(always)]
-pub(crate) fn bare(payload: &[u64; PAYLOAD_WORDS]) -> Option<usize> {
-    let [form, handles, table, body, ..] = payload[0].to_le_bytes();
-    let body = usize::from(body);
-    (form == FORM_INLINE && handles == 0 && table == 0 && body <= INLINE).then_some(body)
 }
 
 #[cold]
@@ -288,7 +301,7 @@ pub(super) fn parse_inline(
     entries: &mut SmallVec<[Entry; FEW]>,
     out: &mut Bytes,
 ) -> Result<()> {
-    out.near = bytes_of(payload);
+    out.near = payload.map(u64::to_le);
     let [form, count, table, body, ..] = payload[0].to_le_bytes();
     let (count, table, body) = (usize::from(count), usize::from(table), usize::from(body));
     if form != FORM_INLINE || table + body > INLINE {
@@ -475,24 +488,4 @@ fn check(arena: &Arena, entry: &mut Entry) -> Result<()> {
     }
     doubt::touch(segment.word(entry.line * LINE + counted::DOUBT));
     Ok(())
-}
-
-#[inline]
-pub(super) fn bytes_of(words: &[u64; PAYLOAD_WORDS]) -> [u8; CELL] {
-    let mut bytes = [0; CELL];
-    for (word, chunk) in words.iter().zip(bytes.chunks_exact_mut(8)) {
-        chunk.copy_from_slice(&word.to_le_bytes());
-    }
-    bytes
-}
-
-#[inline]
-pub(super) fn words_of(bytes: &[u8; CELL]) -> [u64; PAYLOAD_WORDS] {
-    let mut words = [0; PAYLOAD_WORDS];
-    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-        let mut eight = [0; 8];
-        eight.copy_from_slice(chunk);
-        *word = u64::from_le_bytes(eight);
-    }
-    words
 }

@@ -1,23 +1,24 @@
-//! What handles reach while a message is written, by thread-local storage: the table and the pins that they add to.
-//!
-//! These lie in the frame of whoever writes the message, and a word of the thread says where. So a message without handles
-//! costs next to nothing here, and nothing moves.
-
-use std::cell::Cell;
-use std::marker::PhantomData;
-use std::ptr::{self, NonNull};
+//! What handles [`reach`] while a message is written: the table and the pins that they add to.
 
 use smallvec::SmallVec;
 
 use super::encode::{Pin, Pins};
 use super::parse::{INLINE, What};
+use super::reach::{self, Guard, Reach, Scope};
 use crate::arena::Arena;
 use crate::error::Error;
 use crate::tensor::{GEOMETRY_BYTES, Geometry};
 
 thread_local! {
-    /// What the message that this thread writes collects; null when it writes none.
-    static WRITING: Cell<*mut EncodeScope> = const { Cell::new(ptr::null_mut()) };
+    /// What the message that this thread writes collects.
+    static WRITING: Reach<Writing> = const { Reach::nowhere() };
+}
+
+/// A message is being written.
+pub(super) struct Writing;
+
+impl Scope for Writing {
+    type For<'a> = EncodeScope;
 }
 
 /// What the handles of a message have added.
@@ -87,14 +88,7 @@ pub(super) fn head(what: What, line: u64, generation: u64) -> [u8; HEAD] {
 /// The scope of the message that this thread writes, if it writes one.
 #[inline]
 pub(super) fn with_scope<R>(act: impl FnOnce(&mut EncodeScope) -> R) -> Option<R> {
-    // As long as `act` has it nobody else does, were it to come here again.
-    let writing = WRITING.replace(ptr::null_mut());
-    // SAFETY: the pointer was made of an exclusive reference that an `EncodeGuard` on this thread's stack still has; that
-    // guard's maker cannot use the scope meanwhile, and what comes here again finds null.
-    let scope = unsafe { NonNull::new(writing)?.as_mut() };
-    let done = act(scope);
-    WRITING.set(writing);
-    Some(done)
+    reach::with_scope(&WRITING, act)
 }
 
 /// Tells whoever writes the message why it cannot be: serde's errors keep no text.
@@ -103,36 +97,13 @@ pub(super) fn fail(error: Error) {
     with_scope(|scope| scope.error = Some(Box::new(error)));
 }
 
-/// Opens a scope for as long as it lives, or closes it, and puts the one before back, also when serde code panics. Must be
-/// dropped, not forgotten.
-pub(super) struct EncodeGuard<'a> {
-    outer: *mut EncodeScope,
-    scope: PhantomData<&'a mut EncodeScope>,
+/// The thread writes this message as long as the guard lives.
+#[inline]
+pub(super) fn enter(scope: &mut EncodeScope) -> Guard<'_, Writing> {
+    Guard::enter(&WRITING, scope)
 }
 
-impl<'a> EncodeGuard<'a> {
-    #[inline]
-    pub(super) fn enter(scope: &'a mut EncodeScope) -> Self {
-        Self::over(ptr::from_mut(scope))
-    }
-
-    /// As if nothing was being written, for as long as it lives.
-    pub(super) fn outside() -> Self {
-        Self::over(ptr::null_mut())
-    }
-
-    #[inline]
-    fn over(scope: *mut EncodeScope) -> Self {
-        Self {
-            outer: WRITING.replace(scope),
-            scope: PhantomData,
-        }
-    }
-}
-
-impl Drop for EncodeGuard<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        WRITING.set(self.outer);
-    }
+/// As if nothing was being written, for as long as the guard lives.
+pub(super) fn outside() -> Guard<'static, Writing> {
+    Guard::outside(&WRITING)
 }

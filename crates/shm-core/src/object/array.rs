@@ -105,13 +105,18 @@ impl Lookout<'_> {
 }
 
 impl ArrayRef<'_> {
-    /// The cell of a position.
+    /// The positions of its cells.
     #[inline]
-    pub(crate) fn index(&self, pos: u64) -> u64 {
+    pub(crate) fn ring(&self) -> Ring {
         Ring {
             capacity: self.capacity,
         }
-        .index(pos)
+    }
+
+    /// The cell of a position.
+    #[inline]
+    pub(crate) fn index(&self, pos: u64) -> u64 {
+        self.ring().index(pos)
     }
 }
 

@@ -149,8 +149,27 @@ pub(crate) fn count_dead_consumer(arena: &Arena, line: u64) {
     let is_queue = object.kind == ObjectKind::Queue
         && matches!(object.array(0), super::Array::Cells { .. })
         && object.end_line(1) == line;
-    if let Some(word) = object.user_words.checked_sub(2).filter(|_| is_queue) {
-        object.word(word).fetch_add(1, Ordering::Relaxed);
+    if is_queue {
+        object.count(2, 1);
+    }
+}
+
+/// A dead consumer had released the cell at this line and not handed its message to its program. Counted where that was a
+/// queue; one that counts tasks has counted this one already.
+#[cold]
+pub(crate) fn count_lost_message(arena: &Arena, cell: u64) {
+    let segment = arena.segment();
+    let Some(block) = heap::block_around(segment, cell) else {
+        return;
+    };
+    let word = segment.word(block.line * LINE).load(Ordering::Acquire);
+    let held = Held::uncounted(arena, block.line, Counted::from_word(word).generation);
+    // The dead one's own reference keeps it until the end; what is no object says so.
+    let Ok(object) = Object::over(held) else {
+        return;
+    };
+    if object.kind == ObjectKind::Queue && matches!(object.array(1), super::Array::None) {
+        object.count_lost(1);
     }
 }
 
@@ -173,6 +192,9 @@ pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: 
         } else {
             permits.reap(dead, pid);
         }
+    }
+    if object.kind == ObjectKind::Queue && handed_back > 0 {
+        object.count(3, handed_back);
     }
     object.notify_all();
 }

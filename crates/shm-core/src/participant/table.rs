@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::cells::Owner;
 use crate::clock::now_ns;
 use crate::error::{Error, ErrorKind, Result};
+use crate::intake;
 use crate::layout::{PAGE, ROW, ROWS, ROWS_START, ROWS_STEP, WORD, header, row};
 use crate::participant::liveness::Identity;
 use crate::participant::lock::RowLocks;
@@ -301,6 +302,7 @@ fn fill_in(row: Row<'_>, who: Identity) {
         let state = row.word(row::WAITS + entry * 4 * WORD);
         state.store(state.load(Ordering::Relaxed) & !0xf, Ordering::Relaxed);
     }
+    intake::init(row);
     for (field, words) in [
         (row::NAME, row::NAME_WORDS),
         (row::TASK, row::TASK_WORDS),

@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::error::{Error, Result};
 use crate::line::Mode;
 use crate::message;
-use crate::tensor::atomic::{AtomicElement, Integer, Word};
+use crate::tensor::atomic::{Addend, AtomicElement, Integer, Word};
 use crate::tensor::dtype::Dtype;
 use crate::tensor::element::Element;
 use crate::tensor::exclusive::Tensor;
@@ -381,8 +381,9 @@ impl<T: AtomicElement> AliasedTensor<T> {
     }
 }
 
-impl<T: Integer> AliasedTensor<T> {
-    /// Adds to the element at a position, around the end of its type if need be; returns what was there.
+impl<T: Addend> AliasedTensor<T> {
+    /// Adds to the element at a position; returns what was there. Integers go around the end of their type if need be;
+    /// what others add meanwhile is not lost, also of floats, whose sum depends on the order as ever.
     ///
     /// # Errors
     /// As for [`load`](AliasedTensor::load).
@@ -391,13 +392,17 @@ impl<T: Integer> AliasedTensor<T> {
     /// let counts = shm_core::Tensor::<u8>::full(2, 254)?.alias();
     /// assert_eq!(counts.fetch_add(&[0], 3)?, 254);
     /// assert_eq!(counts.to_vec(), [1, 254]);
+    /// let gradients = shm_core::Tensor::<f32>::zeros(2)?.alias();
+    /// gradients.fetch_add(&[1], -0.5)?;
+    /// assert_eq!(gradients.to_vec(), [0.0, -0.5]);
     /// # Ok::<(), shm_core::Error>(())
     /// ```
     pub fn fetch_add(&self, position: &[usize], value: T) -> Result<T> {
-        // Two's complement: adding the bits is adding the numbers, signed or not.
-        Ok(bits_to(self.word(position)?.add(bits_of(value))))
+        Ok(T::add_in(self.word(position)?, value))
     }
+}
 
+impl<T: Integer> AliasedTensor<T> {
     /// Subtracts from the element at a position, around the end of its type if need be; returns what was there.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //! [`Complex128`](crate::Complex128), for which there is no atomic: it is two accesses, one for each part.
 
 use crate::tensor::element::{Bool, Complex64, Element, Number, bf16, f16};
+use crate::tensor::racy::{bits_of, bits_to, update};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// An element type that one atomic holds: every one but [`Complex128`](crate::Complex128).
@@ -14,8 +15,15 @@ pub trait AtomicElement: Element {
     type Word: Word;
 }
 
+/// A number type, in which several processes can sum up at once: integers and floats.
+pub trait Addend: AtomicElement + Number {
+    /// Adds to an element, and answers what was there.
+    #[doc(hidden)]
+    fn add_in(word: &Self::Word, value: Self) -> Self;
+}
+
 /// An integer type, which can be counted in by several processes at once.
-pub trait Integer: AtomicElement + Number + Ord {}
+pub trait Integer: Addend + Ord {}
 
 /// What is needed of the four atomics.
 #[doc(hidden)]
@@ -82,12 +90,32 @@ words! {
 }
 
 macro_rules! integers {
-    ($($integer:ident)*) => {
-        $(impl Integer for $integer {})*
-    };
+    ($($integer:ident)*) => {$(
+        impl Integer for $integer {}
+
+        impl Addend for $integer {
+            fn add_in(word: &Self::Word, value: Self) -> Self {
+                // Two's complement: adding the bits is adding the numbers, signed or not.
+                bits_to(word.add(bits_of(value)))
+            }
+        }
+    )*};
 }
 
 integers! { u8 u16 u32 u64 i8 i16 i32 i64 }
+
+macro_rules! floats {
+    ($($float:ident)*) => {$(
+        impl Addend for $float {
+            fn add_in(word: &Self::Word, value: Self) -> Self {
+                // No processor adds floats in memory.
+                update(word, |sum: Self| sum + value)
+            }
+        }
+    )*};
+}
+
+floats! { f16 bf16 f32 f64 }
 
 /// The value of type `B` that has the bytes of `value`; the types are of one size.
 pub(super) fn cast<A: Element, B: Element>(value: A) -> B {

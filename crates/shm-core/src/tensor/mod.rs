@@ -47,7 +47,7 @@ mod view;
 mod walk;
 
 pub use aliased::AliasedTensor;
-pub use atomic::{AtomicElement, Integer};
+pub use atomic::{Addend, AtomicElement, Integer};
 pub use cast::{elements_of, elements_of_mut};
 pub use dtype::Dtype;
 pub use dynamic::DynTensor;

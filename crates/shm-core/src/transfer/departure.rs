@@ -16,17 +16,19 @@ pub(super) struct Departure {
 }
 
 impl Departure {
+    /// Whether the message can be put at all.
     #[inline]
-    pub(super) fn prepare(object: &Object, message: &Outgoing) -> Result<Self> {
+    pub(super) fn check(object: &Object, message: &Outgoing) -> Result<()> {
         object.arena().check_not_forked("sending a message")?;
         if message.is_spent() {
             // Its references are the first one's: a second would name what nobody counts.
             return Err(spent());
         }
-        if message.pins.is_empty() {
-            let leases = smallvec::SmallVec::new();
-            return Ok(Self { leases });
-        }
+        Ok(())
+    }
+
+    pub(super) fn prepare(object: &Object, message: &Outgoing) -> Result<Self> {
+        Self::check(object, message)?;
         Self::prepare_leases(object, &message.pins)
     }
 
