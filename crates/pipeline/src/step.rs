@@ -203,6 +203,8 @@ pub struct Step {
     pub(crate) unfinished: Unfinished,
     pub(crate) limit: Option<Duration>,
     pub(crate) stdin: Stdin,
+    /// Whether it was written in RnB's words, which errors then use.
+    pub(crate) in_rnbs_words: bool,
 }
 
 impl Step {
@@ -218,6 +220,7 @@ impl Step {
             queue_size: None,
             ordered: false,
             restarts: 0,
+            in_rnbs_words: false,
             unfinished: Unfinished::Redeliver,
             limit: None,
             stdin: Stdin::default(),

@@ -123,11 +123,7 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     assert_eq!(checked.status.code(), Some(0));
     for (code, told, more) in [
         (2, "unknown field `colour`", &["--set", "load.colour=1"][..]),
-        (
-            2,
-            "step \"load\", num_segments",
-            &["--set", "load.segments=50"],
-        ),
+        (2, "step \"load\", segments", &["--set", "load.segments=50"]),
         (2, "KEY=VALUE", &["--set", "load"]),
         (2, "unexpected argument", &["--colour"]),
         (1, "no.y4m", &["--set", "iterator_params.path=no.y4m"]),
