@@ -2,118 +2,18 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::clock::now_ns;
 use shm_core::{Element, Tensor, elements_of};
 
+use crate::card::Card;
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
-use crate::item::{Attached, Item, Member, Share, View, share_of};
+use crate::item::{Attached, Item, Share, View};
 use crate::output::Beside;
 use crate::spec::{Layout, TensorSpec};
-use crate::time_card::{Entry, TimeCard};
-
-/// What is known of an item while this process has it. The card goes home when the last who has it lets go.
-#[derive(Debug)]
-pub(crate) struct Card {
-    home: Arc<Home>,
-    state: Mutex<CardState>,
-}
-
-#[derive(Debug)]
-struct CardState {
-    card: TimeCard,
-    parts: u32,
-    members: Vec<Member>,
-    outputs: u32,
-    /// The place in the ledger, for a process that may be replaced.
-    receipt: Option<crate::ledger::Receipt>,
-}
-
-impl Card {
-    pub(crate) fn new(
-        home: &Arc<Home>,
-        item: &mut Item,
-        receipt: Option<crate::ledger::Receipt>,
-        dequeued: u64,
-    ) -> Arc<Self> {
-        let card = TimeCard {
-            item: item.id,
-            part: item.part,
-            parents: std::mem::take(&mut item.parents),
-            step: home.step,
-            rank: home.rank,
-            device: home.device,
-            enqueued: item.enqueued,
-            dequeued,
-            ..TimeCard::default()
-        };
-        Arc::new(Self {
-            home: Arc::clone(home),
-            state: Mutex::new(CardState {
-                card,
-                parts: item.parts.max(1),
-                members: std::mem::take(&mut item.members),
-                outputs: 0,
-                receipt,
-            }),
-        })
-    }
-
-    pub(crate) fn edit<R>(&self, change: impl FnOnce(&mut TimeCard) -> R) -> R {
-        change(&mut self.state.lock().card)
-    }
-
-    /// Number, part and parts, and what this is made of.
-    pub(crate) fn identity(&self) -> (u64, u32, u32) {
-        let state = self.state.lock();
-        (state.card.item, state.card.part, state.parts)
-    }
-
-    /// Counts one more output made of this: how many there were, and the weight that goes with it.
-    pub(crate) fn derive(&self) -> (u32, Vec<Member>) {
-        let mut state = self.state.lock();
-        state.outputs = state.outputs.saturating_add(1);
-        let nth = state.outputs;
-        let members = state
-            .members
-            .iter_mut()
-            .map(|member| Member {
-                root: member.root,
-                weight: share_of(&mut member.weight, nth),
-            })
-            .collect();
-        (nth - 1, members)
-    }
-}
-
-impl Drop for Card {
-    fn drop(&mut self) {
-        let state = self.state.get_mut();
-        if self.home.is_failing() {
-            // Unfinished: whoever supervises the run finds it in the ledger, or counts it as failed.
-            if let Some(receipt) = state.receipt.take() {
-                receipt.leave();
-            }
-            return;
-        }
-        if state.card.released == 0 {
-            state.card.released = now_ns();
-        }
-        if state.outputs == 0 {
-            self.home
-                .note_gone(state.card.item, state.card.part, state.parts);
-        }
-        self.home.note(Entry {
-            card: std::mem::take(&mut state.card),
-            ended: std::mem::take(&mut state.members),
-        });
-        // After the card: killed in between, the item is delivered once more rather than forgotten.
-        state.receipt = None;
-    }
-}
+use crate::wire::Slim;
 
 /// The slot of what was copied out of one.
 const NO_SLOT: u32 = u32::MAX;
@@ -129,7 +29,7 @@ pub(crate) struct Reading {
 
 impl Reading {
     pub(crate) fn begin(home: &Arc<Home>, share: Share) -> Result<Self> {
-        let known = home.upstream.get(&share.rank).ok_or_else(|| {
+        let known = home.upstream.get(share.rank).ok_or_else(|| {
             Error::invalid(format!(
                 "a slot of process {} arrived, which no step before this one has",
                 share.rank
@@ -242,7 +142,7 @@ impl Drop for Reading {
         self.home.board.let_go(rank, slot, self.home.rank);
         drop(memory);
         // After the reference is gone: whoever is woken finds the slot free.
-        if let Some(known) = self.home.upstream.get(&rank) {
+        if let Some(known) = self.home.upstream.get(rank) {
             known.freed.set();
         }
     }
@@ -295,6 +195,34 @@ impl Input {
             enqueued_ns: item.enqueued,
             dequeued_ns,
         })
+    }
+
+    /// What is slim: one slot, and nothing beside it.
+    pub(crate) fn of_slim(home: &Arc<Home>, slim: Slim, asked_ns: u64) -> Result<Self> {
+        let dequeued_ns = now_ns();
+        let card = Card::of_slim(home, &slim, dequeued_ns);
+        let share = Share {
+            rank: slim.rank,
+            slot: slim.slot,
+            memory: slim.memory,
+            views: Vec::new(),
+        };
+        Ok(Self {
+            readings: vec![Reading::begin(home, share)?],
+            card,
+            sequence: slim.sequence,
+            tag: slim.tag,
+            payload: Vec::new(),
+            attached: None,
+            asked_ns,
+            enqueued_ns: slim.enqueued,
+            dequeued_ns,
+        })
+    }
+
+    /// When this process got it.
+    pub(crate) fn arrived_ns(&self) -> u64 {
+        self.dequeued_ns
     }
 
     pub(crate) fn card(&self) -> &Arc<Card> {

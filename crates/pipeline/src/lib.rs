@@ -17,11 +17,13 @@
 
 mod account;
 mod board;
+mod card;
 mod check;
 mod client;
 #[cfg(feature = "command")]
 mod command;
 mod config;
+mod descent;
 mod device;
 mod ending;
 mod error;
@@ -51,6 +53,7 @@ mod spec;
 mod stage;
 pub mod stages;
 mod step;
+mod tally;
 mod time_card;
 mod wire;
 mod wiring;

@@ -324,11 +324,22 @@ impl OutputSlot {
         Arc::ptr_eq(&self.pool, pool)
     }
 
+    /// Whether nothing is said of it but what its words say.
+    pub(crate) fn is_slim(&self) -> bool {
+        self.views.is_empty() && self.payload.is_empty() && self.attached.is_none()
+    }
+
     /// Gives up writing: one reference to be published.
-    pub(crate) fn into_share(mut self) -> Option<Share> {
+    pub(crate) fn take_memory(&mut self) -> Option<SharedTensor<u8>> {
         let shared = self.tensor.take()?.freeze();
         let memory = shared.clone();
         self.pool.give_back(self.index, shared);
+        Some(memory)
+    }
+
+    /// The same, with what else is said of it.
+    pub(crate) fn into_share(mut self) -> Option<Share> {
+        let memory = self.take_memory()?;
         Some(Share {
             rank: self.pool.rank,
             slot: self.index as u32,

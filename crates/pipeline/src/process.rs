@@ -9,10 +9,11 @@ use shm_core::SharedTensor;
 use shm_core::clock::now_ns;
 
 use crate::board::{Board, State};
+use crate::card::Card;
 use crate::device::on_device;
 use crate::error::{Error, ErrorKind, StageError};
-use crate::home::{Home, Known, Upstream};
-use crate::input::Card;
+use crate::home::{Home, Known, Upstream, Upstreams};
+use crate::input::Input;
 use crate::intake::{Intake, Next};
 use crate::item::Item;
 use crate::ledger::Ledger;
@@ -22,6 +23,7 @@ use crate::route::{Router, Routes};
 use crate::selector::{Selector, built_in};
 use crate::spec::{Layout, TensorSpec};
 use crate::stage::{Context, Flow, Stage};
+use crate::tally::Tally;
 use crate::time_card::{Batch, Outcome as ItemOutcome};
 
 /// What a process is given: its stage's parameters and its post.
@@ -50,8 +52,6 @@ pub(crate) struct Post {
     pub(crate) group: usize,
     pub(crate) device: i32,
     pub(crate) restarts: u32,
-    /// Whether it may be replaced when it fails.
-    pub(crate) replaceable: bool,
     /// How it waits for items and for room.
     pub(crate) wait: WaitPolicy,
     pub(crate) upstream: Vec<Upstream>,
@@ -68,6 +68,8 @@ pub(crate) struct Post {
     /// Whether the next step must be told of items that end here.
     pub(crate) tombstones: bool,
     pub(crate) board: Board,
+    /// Where its time cards are written.
+    pub(crate) tally: Tally,
     pub(crate) log: Sender<Batch>,
     /// Set when something changed on the board that is waited for.
     pub(crate) news: Event,
@@ -113,7 +115,7 @@ fn run_here<S: Stage>(
         device: post.device,
         restarts: post.restarts,
     };
-    let mut upstream = std::collections::HashMap::new();
+    let mut upstream = Upstreams::default();
     for Upstream { rank, freed, specs } in post.upstream {
         let layout = Arc::new(Layout::of(&specs)?);
         upstream.insert(rank, Known { freed, layout });
@@ -129,7 +131,7 @@ fn run_here<S: Stage>(
         post.board,
         upstream,
         post.log,
-        post.replaceable,
+        Some(post.tally),
         post.tombstones,
     ));
 
@@ -168,7 +170,7 @@ fn run_here<S: Stage>(
         pool.clone(),
         router,
         post.segments,
-        policy,
+        (policy, post.wait),
         post.restarts,
         is_source,
     );
@@ -205,7 +207,7 @@ fn run_here<S: Stage>(
     home.flush();
     // Done before the queues are let go: whoever then finds nobody left knows that it is no failure.
     home.enter(State::Done);
-    home.upstream.values().for_each(|known| known.freed.set());
+    home.upstream.iter().for_each(|known| known.freed.set());
     drop((output, intake));
     home.flush();
     post.news.set();
@@ -245,8 +247,8 @@ fn work_on<S: Stage>(
         };
         let card = input.as_ref().map(|input| Arc::clone(input.card()));
         output.set_current(card.clone());
-        // The last thing before the stage is called: what comes before it is hand-over.
-        let now = now_ns();
+        // A look at the clock is a good part of a hand-over: between an item's arrival and the call there is only this.
+        let now = input.as_ref().map_or_else(now_ns, Input::arrived_ns);
         home.board.enter_at(home.rank, State::Working, now);
         match &card {
             Some(card) => {

@@ -21,11 +21,13 @@ use crate::progress::ProgressLine;
 use crate::run::{Report, Shared};
 use crate::run_dir::RunDir;
 use crate::step::Unfinished;
-use crate::time_card::{Batch, Outcome as ItemOutcome, TimeCard};
+use crate::time_card::{Batch, Entry, Outcome as ItemOutcome, TimeCard};
 use crate::wiring::Wiring;
 
 /// How long the thread sleeps while there is nothing to do.
 const NAP: Duration = Duration::from_millis(5);
+/// So many cards of one process at once are reason to look again before a nap.
+const MANY: usize = 1024;
 /// How often it looks for processes that hang or wait for each other.
 const ROUND: Duration = Duration::from_millis(250);
 
@@ -64,6 +66,8 @@ pub(crate) struct Runner {
     pub(crate) account: Account,
     /// Time cards that came home from each process; from the last, where it was replaced.
     pub(crate) cards: Vec<u64>,
+    /// How many cards of each process's tally were read, and inputs of a first step.
+    pub(crate) read: Vec<(u64, u64)>,
     pub(crate) restarts: Vec<u32>,
     pub(crate) outcomes: Vec<Option<Outcome>>,
     pub(crate) workers: Vec<Option<Worker>>,
@@ -150,27 +154,54 @@ impl Runner {
         ranks.all(|rank| self.wiring.board.is_ready(rank))
     }
 
-    /// Takes home what time cards there are.
+    /// Takes home what time cards there are. Whether there were so many that there may be more.
     pub(crate) fn hear(&mut self) -> bool {
         let mut heard = false;
+        let mut many = false;
+        for rank in 0..self.read.len() {
+            let seat = &self.wiring.seats[rank];
+            let (cards, offered) = &mut self.read[rank];
+            let mut entries = seat.tally.read(cards);
+            let now_offered = seat.tally.offered();
+            let new = now_offered.saturating_sub(*offered);
+            *offered = now_offered;
+            for Entry { card, .. } in &mut entries {
+                (card.step, card.rank) = (seat.step as u32, rank as u32);
+                card.device = seat.device;
+            }
+            many |= entries.len() >= MANY;
+            if new > 0 || !entries.is_empty() {
+                heard = true;
+                self.take_home(&Batch {
+                    rank: rank as u32,
+                    offered: new,
+                    entries,
+                    samples: Vec::new(),
+                });
+            }
+        }
         while let Ok(batch) = self.log.try_get() {
-            heard = true;
-            self.account.offer(batch.offered);
-            if let Some(cards) = self.cards.get_mut(batch.rank as usize) {
-                *cards += batch.entries.len() as u64;
-            }
-            for entry in &batch.entries {
-                self.account.end(&entry.ended, entry.card.outcome);
-            }
-            if let Some(Err(error)) = self.dir.as_mut().map(|dir| dir.write(&batch)) {
-                self.dir = None;
-                self.fail(error);
-            }
+            (heard, many) = (true, true);
+            self.take_home(&batch);
         }
         if heard {
             self.publish_progress();
         }
-        heard
+        many
+    }
+
+    fn take_home(&mut self, batch: &Batch) {
+        self.account.offer(batch.offered);
+        if let Some(cards) = self.cards.get_mut(batch.rank as usize) {
+            *cards += batch.entries.len() as u64;
+        }
+        for entry in &batch.entries {
+            self.account.end(&entry.ended, entry.card.outcome);
+        }
+        if let Some(Err(error)) = self.dir.as_mut().map(|dir| dir.write(batch)) {
+            self.dir = None;
+            self.fail(error);
+        }
     }
 
     fn publish_progress(&self) {

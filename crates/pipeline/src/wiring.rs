@@ -16,6 +16,7 @@ use crate::process::Post;
 use crate::route::{Backpressure, Delivery, Lane, Routes};
 use crate::spec::Layout;
 use crate::step::{QueueGroup, Step, Unfinished};
+use crate::tally::Tally;
 use crate::time_card::Batch;
 
 /// Items that a queue without tensors holds where nothing is said, as in RnB.
@@ -35,6 +36,7 @@ pub(crate) struct Seat {
     slots: usize,
     slot_bytes: usize,
     freed: Event,
+    pub(crate) tally: Tally,
     pub(crate) ledger: Vec<Queue<Item>>,
 }
 
@@ -100,6 +102,7 @@ impl Wiring {
                         slots: if has_slots { slots(step) as usize } else { 0 },
                         slot_bytes: layout.bytes.max(1),
                         freed: Event::new()?,
+                        tally: Tally::new()?,
                         ledger,
                     });
                     replica += 1;
@@ -239,7 +242,6 @@ impl Wiring {
             group: seat.group,
             device: seat.device,
             restarts,
-            replaceable: step.restarts > 0,
             wait: self.wait,
             upstream,
             touch: Vec::new(),
@@ -253,6 +255,7 @@ impl Wiring {
             segments: step.segments,
             tombstones: next.is_some_and(|next| next.ordered),
             board: self.board.clone(),
+            tally: seat.tally.clone(),
             log: self.log.clone()?,
             news: self.news.clone(),
             go: self.go.clone(),

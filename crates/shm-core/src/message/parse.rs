@@ -9,6 +9,7 @@ use crate::heap;
 use crate::held;
 use crate::layout::{LINE, counted};
 use crate::line::{Counted, Mode, Tag};
+use crate::slots::META_WORDS;
 use crate::storage::{self, Place, Storage};
 
 /// Handles of a message that need no allocation of this process. More than that hardly fit a cell; and each place moves
@@ -25,6 +26,8 @@ pub(crate) const FORM_INLINE: u8 = 1;
 pub(crate) const FORM_SPILLED: u8 = 2;
 /// A ring's message: one slot, and words of the ring's own.
 pub(crate) const FORM_SLOT: u8 = 3;
+/// One whole shared tensor of bytes, and words of the sender's own.
+pub(crate) const FORM_BLOCK: u8 = 4;
 /// Handles that one message may carry.
 pub(super) const HANDLES_MAX: usize = 1 << 20;
 
@@ -115,6 +118,9 @@ impl What {
     }
 }
 
+/// Where in a cell the words beside a block lie.
+const BESIDE_BLOCK: (usize, usize) = (16, CELL);
+
 /// What else a handle says (a tensor's geometry): where it lies in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Extra {
@@ -194,6 +200,19 @@ impl Bytes {
         if !self.far.is_empty() {
             self.far = Vec::new();
         }
+    }
+
+    /// The words beside a block, in a message of that form.
+    #[inline]
+    pub(super) fn beside_block(&self) -> Option<[u64; META_WORDS]> {
+        let is_block = self.near[0] == FORM_BLOCK && self.body == BESIDE_BLOCK;
+        is_block.then(|| {
+            let mut words = [0; META_WORDS];
+            for (word, bytes) in words.iter_mut().zip(self.body().as_chunks().0) {
+                *word = u64::from_le_bytes(*bytes);
+            }
+            words
+        })
     }
 
     /// Becomes a body of so many bytes that came in a cell.
@@ -368,6 +387,17 @@ pub(crate) fn parse_into(
             extra: Extra::default(),
             place: Place::default(),
         }),
+        FORM_BLOCK => {
+            out.near = bytes_of(payload);
+            out.body = BESIDE_BLOCK;
+            entries.push(Entry {
+                what: What::Shared,
+                line: payload[0] >> 8,
+                generation: payload[1],
+                extra: Extra::default(),
+                place: Place::default(),
+            });
+        }
         _ => return Err(malformed("it has an unknown form")),
     }
     for entry in entries.iter_mut() {
