@@ -77,7 +77,7 @@ impl Event {
     /// # Errors
     /// `PeerFailed` when a process of the context that this event was handed to failed.
     pub fn wait(&self) -> Result<()> {
-        self.wait_until(Deadline::Never, WaitPolicy::Adaptive)
+        self.wait_until(Deadline::Never)
     }
 
     /// Waits so long for the flag to be set.
@@ -85,15 +85,7 @@ impl Event {
     /// # Errors
     /// `TimedOut`, and as [`wait`](Self::wait).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
-        self.wait_until(Deadline::after(timeout), WaitPolicy::Adaptive)
-    }
-
-    /// As [`wait_timeout`](Self::wait_timeout), waiting in another way.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn wait_timeout_with(&self, timeout: Duration, policy: WaitPolicy) -> Result<()> {
-        self.wait_until(Deadline::after(timeout), policy)
+        self.wait_until(Deadline::after(timeout))
     }
 
     /// [`wait`](Self::wait) as a future, which knows no runtime and takes no thread. Cancel safe: it changes nothing. As with
@@ -116,11 +108,11 @@ impl Event {
         Some(Err(Error::peer_failed(failure, "waiting for an event")))
     }
 
-    fn wait_until(&self, deadline: Deadline, policy: WaitPolicy) -> Result<()> {
+    fn wait_until(&self, deadline: Deadline) -> Result<()> {
         wait(
             &self.object,
             0,
-            policy,
+            WaitPolicy::Adaptive,
             deadline,
             &Cell::new(None),
             || true,

@@ -15,6 +15,8 @@ use crate::wire::Slim;
 #[derive(Debug)]
 pub(crate) struct Card {
     home: Arc<Home>,
+    /// The item's number, which does not change.
+    pub(crate) item: u64,
     state: Mutex<CardState>,
 }
 
@@ -48,6 +50,7 @@ impl Card {
         };
         Arc::new(Self {
             home: Arc::clone(home),
+            item: item.id,
             state: Mutex::new(CardState {
                 card,
                 parts: item.parts.max(1),
@@ -71,6 +74,7 @@ impl Card {
         };
         Arc::new(Self {
             home: Arc::clone(home),
+            item: slim.id,
             state: Mutex::new(CardState {
                 card,
                 parts: 1,

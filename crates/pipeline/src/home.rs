@@ -21,6 +21,8 @@ const BATCH: usize = 64;
 const PATIENCE_NS: u64 = 20_000_000;
 /// A sample of the ring's use is taken so often at most.
 const SAMPLE_NS: u64 = 5_000_000;
+/// And so long they wait for others.
+const SAMPLES_NS: u64 = 100_000_000;
 
 /// A process whose slots this one may read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -167,6 +169,10 @@ impl Home {
         let mut log = self.log.lock();
         log.sampled = now;
         log.batch.samples.push(Sample { t: now, in_use });
+        let first = log.batch.samples.first().map_or(now, |sample| sample.t);
+        if now.saturating_sub(first) >= SAMPLES_NS {
+            log.send();
+        }
     }
 
     /// An item ended here without an output.

@@ -220,11 +220,6 @@ impl Input {
         })
     }
 
-    /// When this process got it.
-    pub(crate) fn arrived_ns(&self) -> u64 {
-        self.dequeued_ns
-    }
-
     pub(crate) fn card(&self) -> &Arc<Card> {
         &self.card
     }

@@ -35,6 +35,7 @@ mod item;
 mod knot;
 mod ledger;
 mod output;
+mod pace;
 mod pipeline;
 mod pool;
 mod process;

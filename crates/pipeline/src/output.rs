@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mp_queue::{ErrorKind as QueueErrorKind, WaitPolicy};
+use mp_queue::ErrorKind as QueueErrorKind;
 use serde::Serialize;
 use shm_core::clock::now_ns;
 
@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
 use crate::item::{Attached, FULL, Item, Share};
+use crate::pace::Pace;
 use crate::pool::{OutputSlot, Pool, encode};
 use crate::route::{Backpressure, Router};
 use crate::time_card::{Entry, TimeCard};
@@ -31,8 +32,8 @@ pub struct Output {
     router: Option<Router>,
     segments: u32,
     policy: Backpressure,
-    /// How it waits for a slot.
-    wait: WaitPolicy,
+    /// How often slots come back, where they are waited for.
+    pace: Pace,
     /// The item that the stage was called for.
     current: Option<Arc<Card>>,
     published: u64,
@@ -52,7 +53,7 @@ impl Output {
         pool: Option<Arc<Pool>>,
         router: Option<Router>,
         segments: u32,
-        (policy, wait): (Backpressure, WaitPolicy),
+        policy: Backpressure,
         incarnation: u32,
         is_source: bool,
     ) -> Self {
@@ -64,12 +65,7 @@ impl Output {
             router,
             segments,
             policy,
-            wait: match wait {
-                // The step behind is the slower one, and has the core: to look again and again would cost it more
-                // than to be woken.
-                WaitPolicy::Adaptive => WaitPolicy::Park,
-                other => other,
-            },
+            pace: Pace::default(),
             current: None,
             published: 0,
             renewed: 0,
@@ -81,6 +77,10 @@ impl Output {
 
     pub(crate) fn set_current(&mut self, card: Option<Arc<Card>>) {
         self.current = card;
+    }
+
+    pub(crate) fn take_current(&mut self) -> Option<Arc<Card>> {
+        self.current.take()
     }
 
     /// The stage is called without input.
@@ -115,6 +115,7 @@ impl Output {
                 ),
             ));
         };
+        self.pace.count();
         let now = now_ns();
         slot.acquired_ns = now;
         slot.waited_ns = now.saturating_sub(asked);
@@ -169,6 +170,9 @@ impl Output {
             }
         }
         home.enter(State::WaitsForSlot);
+        if let Some(nap) = self.pace.nap(pool.len()) {
+            std::thread::sleep(nap);
+        }
         let mut lost = Vec::new();
         let answer = loop {
             // Cleared before the look: what is freed afterwards sets it again.
@@ -186,7 +190,7 @@ impl Output {
                 )
                 .into());
             }
-            match pool.freed.wait_timeout_with(SLICE, self.wait) {
+            match pool.freed.wait_timeout(SLICE) {
                 Ok(()) => {}
                 Err(error) if *error.kind() == QueueErrorKind::TimedOut => {
                     home.flush();
@@ -202,6 +206,7 @@ impl Output {
             }
         };
         home.enter(State::Working);
+        self.pace.note(now_ns());
         answer
     }
 

@@ -8,12 +8,11 @@ use serde::{Deserialize, Serialize};
 use shm_core::SharedTensor;
 use shm_core::clock::now_ns;
 
-use crate::board::{Board, State};
+use crate::board::{Board, ENDING, State};
 use crate::card::Card;
 use crate::device::on_device;
 use crate::error::{Error, ErrorKind, StageError};
 use crate::home::{Home, Known, Upstream, Upstreams};
-use crate::input::Input;
 use crate::intake::{Intake, Next};
 use crate::item::Item;
 use crate::ledger::Ledger;
@@ -170,7 +169,7 @@ fn run_here<S: Stage>(
         pool.clone(),
         router,
         post.segments,
-        (policy, post.wait),
+        policy,
         post.restarts,
         is_source,
     );
@@ -192,6 +191,9 @@ fn run_here<S: Stage>(
     let worked = work_on(&mut stage, intake.as_mut(), &mut output, &home, &mut inputs);
     let result = worked.and_then(|()| {
         output.set_current(None);
+        // Its limit is also that of its end.
+        home.enter(State::Working);
+        home.board.set_item(home.rank, ENDING);
         stage.finish(&mut output)
     });
     let result = match result {
@@ -245,42 +247,38 @@ fn work_on<S: Stage>(
                 Next::End => return Ok(()),
             },
         };
-        let card = input.as_ref().map(|input| Arc::clone(input.card()));
-        output.set_current(card.clone());
-        // A look at the clock is a good part of a hand-over: between an item's arrival and the call there is only this.
-        let now = input.as_ref().map_or_else(now_ns, Input::arrived_ns);
+        output.set_current(input.as_ref().map(|input| Arc::clone(input.card())));
+        // The last thing before the stage is called: what comes before it is hand-over.
+        let now = now_ns();
         home.board.enter_at(home.rank, State::Working, now);
-        match &card {
-            Some(card) => {
+        match &input {
+            Some(input) => {
                 *inputs += 1;
-                let item = card.edit(|card| {
-                    card.started = now;
-                    card.item
-                });
-                home.board.set_item(home.rank, item);
+                home.board.set_item(home.rank, input.card().item);
                 home.board.set_inputs(home.rank, *inputs);
             }
             None => output.note_called(now),
         }
         let answer = stage.process(input, output);
-        output.set_current(None);
-        if settle(answer, card, output, home)? == Flow::End {
+        let card = output.take_current();
+        if settle(answer, card.map(|card| (card, now)), output, home)? == Flow::End {
             return Ok(());
         }
         output.put_tombstones()?;
     }
 }
 
-/// What a stage's answer means. The card is let go only once it is known whether the process fails.
+/// What a stage's answer means; beside the card, when the stage was called. The card is let go only once it is known whether the process fails.
 fn settle(
     answer: Result<Flow, StageError>,
-    card: Option<Arc<Card>>,
+    card: Option<(Arc<Card>, u64)>,
     output: &Output,
     home: &Home,
 ) -> Result<Flow, StageError> {
-    if let Some(card) = &card {
-        card.edit(|card| card.finished = now_ns());
-    }
+    let card = card.map(|(card, started)| {
+        card.edit(|card| (card.started, card.finished) = (started, now_ns()));
+        card
+    });
     let error = match answer {
         Ok(flow) => return Ok(flow),
         Err(error) => error,

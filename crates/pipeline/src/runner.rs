@@ -11,7 +11,7 @@ use shm_core::clock::now_ns;
 use spawn::{ErrorKind as SpawnErrorKind, Group, Signals, SpawnContext, Worker};
 
 use crate::account::Account;
-use crate::board::{Cause, State};
+use crate::board::{Cause, ENDING, State};
 use crate::client::Progress;
 use crate::error::{Error, ErrorKind, Result};
 use crate::item::Item;
@@ -115,7 +115,10 @@ impl Runner {
             if let Some(timeout) = self.timeout.filter(|&timeout| begun.elapsed() >= timeout) {
                 self.fail(Error::new(
                     ErrorKind::TimedOut,
-                    format!("the run has not ended within its limit of {timeout:?}"),
+                    format!(
+                        "the run has not ended within its limit of {timeout:?}{}",
+                        self.not_ready()
+                    ),
                 ));
             }
             if started.is_none() && self.is_ready() {
@@ -147,6 +150,19 @@ impl Runner {
             }
         }
         self.finish(started)
+    }
+
+    /// Which processes the start still waits for.
+    fn not_ready(&self) -> String {
+        let seats = self.wiring.seats.iter().enumerate();
+        let waited_for: Vec<_> = seats
+            .filter(|(rank, _)| !self.wiring.board.is_ready(*rank as u32))
+            .map(|(rank, seat)| format!("process {rank} ({:?})", seat.name))
+            .collect();
+        match &waited_for[..] {
+            [] => String::new(),
+            some => format!("; its start still waits for {}", some.join(", ")),
+        }
     }
 
     fn is_ready(&self) -> bool {
@@ -413,11 +429,12 @@ impl Runner {
                 continue;
             }
             let name = &self.wiring.seats[rank].name;
-            let told = format!(
-                "process {rank} ({name:?}) has worked on item {} for {:.1} s; its step's limit is {limit:?}",
-                board.item(rank as u32),
-                worked.as_secs_f64()
-            );
+            let seconds = worked.as_secs_f64();
+            let told = match board.item(rank as u32) {
+                ENDING => format!("has been ending (finish) for {seconds:.1} s"),
+                item => format!("has worked on item {item} for {seconds:.1} s"),
+            };
+            let told = format!("process {rank} ({name:?}) {told}; its step's limit is {limit:?}");
             let alone = self
                 .crews
                 .iter()

@@ -294,7 +294,8 @@ impl Step {
         self
     }
 
-    /// How long a process may work on one item before it counts as hung.
+    /// How long a process may work on one item, or on its end ([`Stage::finish`](crate::Stage::finish)), before it counts
+    /// as hung.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
         self
