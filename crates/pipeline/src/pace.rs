@@ -17,8 +17,9 @@ const MOST_NS: u64 = 5_000_000;
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
-    /// Nanoseconds from slot to slot; 0 while it is not known.
-    each: u64,
+    /// Nanoseconds from slot to slot, between the last two waits and between the two before; 0 while it is not known. The
+    /// smaller counts: a pause makes one of them long, and to sleep too long would starve the next step.
+    each: [u64; 2],
     /// When the last wait was over.
     waited: u64,
     /// Slots that were taken since.
@@ -35,17 +36,15 @@ impl Pace {
     pub(crate) fn note(&mut self, now: u64) {
         if self.waited != 0 {
             let each = now.saturating_sub(self.waited) / self.taken.max(1);
-            self.each = match self.each {
-                0 => each,
-                known => (known + each) / 2,
-            };
+            self.each = [each, self.each[0]];
         }
         (self.waited, self.taken) = (now, 0);
     }
 
     /// How long to sleep where all of so many slots are in use.
     pub(crate) fn nap(&self, slots: usize) -> Option<Duration> {
-        let half = self.each.saturating_mul(slots as u64 / 2);
+        let each = self.each[0].min(self.each[1]);
+        let half = each.saturating_mul(slots as u64 / 2);
         let nap = half.checked_sub(SLACK_NS)?.min(MOST_NS);
         (nap >= LEAST_NS).then(|| Duration::from_nanos(nap))
     }
@@ -58,24 +57,26 @@ mod tests {
     #[test]
     fn who_waits_sleeps_until_half_of_its_slots_are_back_unless_that_is_soon() {
         let mut pace = Pace::default();
-        assert_eq!(pace.nap(4), None, "nothing is known");
-        pace.note(1_000_000);
-        pace.count();
-        pace.note(1_200_000);
+        let mut now = 1_000_000;
+        let mut wait = |pace: &mut Pace, ns, taken| {
+            (0..taken).for_each(|_| pace.count());
+            now += ns;
+            pace.note(now);
+        };
+        wait(&mut pace, 0, 1);
+        wait(&mut pace, 200_000, 1);
+        assert_eq!(pace.nap(4), None, "once says nothing");
+        wait(&mut pace, 200_000, 1);
         assert_eq!(pace.nap(4), Some(Duration::from_nanos(340_000)));
         assert_eq!(pace.nap(1), None, "its one slot is wanted at once");
         assert_eq!(pace.nap(1000), Some(Duration::from_nanos(MOST_NS)));
-        // Two at a time, in the same time.
-        for round in 0..20 {
-            pace.count();
-            pace.count();
-            pace.note(1_400_000 + round * 200_000);
-        }
-        assert_eq!(pace.nap(4), Some(Duration::from_nanos(139_999)));
-        for round in 0..40 {
-            pace.count();
-            pace.note(6_000_000 + round * 10_000);
-        }
+        wait(&mut pace, 900_000_000, 4);
+        let nap = pace.nap(4);
+        assert_eq!(nap, Some(Duration::from_nanos(340_000)), "a pause");
+        wait(&mut pace, 400_000, 4);
+        let nap = pace.nap(4);
+        assert_eq!(nap, Some(Duration::from_nanos(140_000)), "four at a time");
+        wait(&mut pace, 10_000, 1);
         assert_eq!(pace.nap(8), None, "items are short");
     }
 }
