@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
 use crate::item::{Attached, FULL, Item, Share};
-use crate::pace::Pace;
+use crate::pace::{AGAIN, NAPS, Pace};
 use crate::pool::{OutputSlot, Pool, encode};
 use crate::route::{Backpressure, Router};
 use crate::time_card::{Entry, TimeCard};
@@ -170,8 +170,10 @@ impl Output {
             }
         }
         home.enter(State::WaitsForSlot);
-        if let Some(nap) = self.pace.nap(pool.len()) {
-            std::thread::sleep(nap);
+        if let Some(slot) = self.nap_for(pool) {
+            home.enter(State::Working);
+            self.pace.note(now_ns());
+            return Ok(Some(slot));
         }
         let mut lost = Vec::new();
         let answer = loop {
@@ -208,6 +210,22 @@ impl Output {
         home.enter(State::Working);
         self.pace.note(now_ns());
         answer
+    }
+
+    /// Sleeps until a slot is likely to be free, and a few times more, where that is not long.
+    fn nap_for(&self, pool: &Arc<Pool>) -> Option<OutputSlot> {
+        let mut nap = self.pace.nap(pool.len())?;
+        for _ in 0..NAPS {
+            std::thread::sleep(nap);
+            if let Some(slot) = pool.take() {
+                return Some(slot);
+            }
+            if self.is_abandoned() {
+                break;
+            }
+            nap = AGAIN;
+        }
+        None
     }
 
     /// Slots that are on no way and that nobody reads, as far as can be seen, though they are not free: a process that was

@@ -14,6 +14,10 @@ const LEAST_NS: u64 = 40_000;
 /// The pace may change meanwhile.
 const MOST_NS: u64 = 5_000_000;
 
+/// How often a process sleeps before it asks to be woken, and how long after the first time.
+pub(crate) const NAPS: u32 = 16;
+pub(crate) const AGAIN: Duration = Duration::from_micros(40);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {

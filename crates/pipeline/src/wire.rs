@@ -43,10 +43,6 @@ pub(crate) struct Slim {
 }
 
 /// What came out of a queue.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is taken apart at once; a box would cost an allocation each"
-)]
 pub(crate) enum Came {
     Slim(Slim),
     Item(Item),
@@ -56,6 +52,10 @@ pub(crate) enum Came {
 ///
 /// # Errors
 /// With the item where it is still whole.
+#[expect(
+    clippy::result_large_err,
+    reason = "the item itself comes back, which is no error to be passed far"
+)]
 pub(crate) fn put(
     to: &Sender<Item>,
     mut item: Item,
@@ -73,6 +73,10 @@ pub(crate) fn put(
 ///
 /// # Errors
 /// With the item where it is still whole.
+#[expect(
+    clippy::result_large_err,
+    reason = "the item itself comes back, which is no error to be passed far"
+)]
 #[inline]
 pub(crate) fn put_slim(
     to: &Sender<Item>,
