@@ -10,6 +10,7 @@ mod receipts;
 pub use harness::{Test, allow_leaks, main, main_with_scenes, play};
 pub use look::{
     children, children_of, exists, kill, name_of, pidfd, resume, see_stopped, stop, wait_for_end,
+    wait_until_asleep,
 };
 pub use receipts::{Account, Pen, Receipts, Writer};
 

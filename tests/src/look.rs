@@ -186,3 +186,23 @@ pub(crate) fn is_held(name: &OsStr) -> bool {
                 .is_ok_and(|maps| maps.contains(&text))
     })
 }
+
+/// Waits until all threads of a process sleep, as those of an idle worker do.
+///
+/// # Panics
+/// When there is no such process.
+pub fn wait_until_asleep(pid: u32) {
+    let sleeps = |task: &Path| {
+        // A thread that has ended meanwhile counts as asleep.
+        let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ")
+            .is_none_or(|(_, rest)| rest.starts_with('S'))
+    };
+    loop {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+        if tasks.flatten().all(|task| sleeps(&task.path())) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}

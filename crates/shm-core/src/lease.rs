@@ -234,10 +234,16 @@ pub(crate) fn entries_of(segment: &Segment, owner: Owner) -> impl Iterator<Item 
 /// This process's own leases: the shared entries, and beside each the number of local handles to it.
 pub(crate) struct Leases {
     me: Owner,
+    /// The entry that was put back last, or [`NONE`]: what sends and receives in turn takes the lock of the pool for
+    /// neither.
+    last: AtomicU32,
     pool: Mutex<Pool>,
     chunks: [AtomicU64; row::DIRECTORY_WORDS as usize],
     locals: [OnceLock<Box<[AtomicU32]>>; row::DIRECTORY_WORDS as usize],
 }
+
+/// No entry: there are never so many.
+const NONE: u32 = u32::MAX;
 
 struct Pool {
     free: Vec<u32>,
@@ -250,6 +256,7 @@ impl Leases {
     pub(crate) fn new(me: Owner) -> Self {
         Self {
             me,
+            last: AtomicU32::new(NONE),
             pool: Mutex::new(Pool {
                 free: Vec::new(),
                 high: 0,
@@ -262,7 +269,16 @@ impl Leases {
     }
 
     /// An entry of one's own to write into; it is FREE.
+    #[inline]
     pub(crate) fn reserve(&self, segment: &Segment) -> Result<u32> {
+        // Acquire: pairs with `put_back`; the thread that had it is done with it.
+        match self.last.swap(NONE, Ordering::Acquire) {
+            NONE => self.reserve_from_pool(segment),
+            index => Ok(index),
+        }
+    }
+
+    fn reserve_from_pool(&self, segment: &Segment) -> Result<u32> {
         let mut pool = self.pool.lock();
         if let Some(index) = pool.free.pop() {
             let ahead = pool.free.len().checked_sub(AHEAD);
@@ -284,8 +300,13 @@ impl Leases {
     }
 
     /// Puts back an entry that is FREE again.
+    #[inline]
     pub(crate) fn put_back(&self, index: u32) {
-        self.pool.lock().free.push(index);
+        // Release: pairs with `reserve`.
+        let before = self.last.swap(index, Ordering::AcqRel);
+        if before != NONE {
+            self.pool.lock().free.push(before);
+        }
     }
 
     fn grow(&self, segment: &Segment, pool: &mut Pool) -> Result<()> {

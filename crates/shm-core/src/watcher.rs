@@ -32,6 +32,15 @@ const LOOK: Timespec = Timespec {
     tv_nsec: 500_000_000,
 };
 
+/// How long the eldest participant has to bury a dead one before the others do.
+///
+/// Who dies while it buries may leak a count, and those who die together are mostly younger ones: the processes that a
+/// program stops because one of them failed, or all at once, would die burying each other.
+const ELDEST_FIRST: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
+
 /// Ends the thread when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Watcher {
@@ -46,10 +55,11 @@ impl Watcher {
         let inner = Arc::downgrade(&arena.0);
         let gate = Arc::clone(&arena.0.gate);
         let told = Arc::clone(&stop);
+        let me = arena.me();
         std::thread::Builder::new()
             .name("tensormp-watch".into())
             .stack_size(256 << 10)
-            .spawn(move || watch(&inner, &gate, &told))
+            .spawn(move || watch(me, &inner, &gate, &told))
             .inspect_err(|error| tracing::warn!(%error, "no thread to watch other participants; their death is noticed later"))
             .ok()?;
         Some(Self { stop })
@@ -149,7 +159,7 @@ impl Gate {
     }
 }
 
-fn watch(inner: &Weak<Inner>, gate: &Arc<Gate>, stop: &OwnedFd) {
+fn watch(me: Owner, inner: &Weak<Inner>, gate: &Arc<Gate>, stop: &OwnedFd) {
     WATCHES.set(true);
     let _serving = Servant::enter();
     let mut pidfds: HashMap<Owner, OwnedFd> = HashMap::new();
@@ -176,8 +186,14 @@ fn watch(inner: &Weak<Inner>, gate: &Arc<Gate>, stop: &OwnedFd) {
         // process is reaping it), and a poll that is always ready would spin.
         let ended: Vec<bool> = fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
-        let mut ended = ended.into_iter();
-        pidfds.retain(|_, _| !ended.next().unwrap_or(false));
+        let mut each = ended.iter();
+        pidfds.retain(|_, _| !each.next().is_some_and(|&ended| ended));
+        // The living are those whose pidfds are left.
+        let is_eldest = pidfds.keys().all(|other| me.row < other.row);
+        if ended.contains(&true) && !is_eldest {
+            let mut stop = [PollFd::new(stop, PollFlags::IN)];
+            let _ = poll(&mut stop, Some(&ELDEST_FIRST));
+        }
     }
 }
 

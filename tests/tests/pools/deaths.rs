@@ -1,8 +1,9 @@
 //! Workers that die: only their own task fails, with the cause, and the pool goes on.
 
-use integration_tests::{Test, kill, pidfd, resume, stop, tests, wait_for_end};
+use integration_tests::{Test, kill, pidfd, resume, stop, tests, wait_for_end, wait_until_asleep};
 use tensormp::mp_queue::{Error, ErrorKind};
 use tensormp::prelude::*;
+use tensormp::shm_core::failpoint;
 use tensormp::spawn_api;
 
 pub(crate) const TESTS: &[Test] = &tests![
@@ -22,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_stopped_worker_delays_its_own_task_only,
     a_killed_worker_gives_back_the_tensors_it_held,
     workers_die_with_their_pool,
+    idle_workers_of_a_dropped_pool_are_not_killed_over_giving_back,
 ];
 
 fn dies_at((x, victim): (u32, u32)) -> tensormp::Result<u32> {
@@ -410,4 +412,17 @@ fn workers_die_with_their_pool() {
         wait_for_end(process);
     }
     assert_eq!(task.wait().unwrap_err().kind(), &ErrorKind::Closed);
+}
+
+fn idle_workers_of_a_dropped_pool_are_not_killed_over_giving_back() {
+    // Each would be killed by itself where it has cleared its record of a reference and has not yet counted it off: that
+    // leaks one, and the look around after the test would find it.
+    for _ in 0..10 {
+        let pool = Pool::new(2).unwrap();
+        for _ in 0..2 {
+            let arm = |()| failpoint::arm(Some("block.drop.cleared=kill"));
+            pool.call(arm, ()).unwrap();
+        }
+        pool.pids().into_iter().for_each(wait_until_asleep);
+    }
 }

@@ -131,8 +131,9 @@ pub(super) struct Worker {
     pub(super) id: u64,
     pub(super) rank: usize,
     pub(super) pid: u32,
-    pub(super) link: Link,
+    /// Dropped before the link, whose end would wake a worker that is being killed.
     pub(super) running: Box<dyn Running>,
+    pub(super) link: Link,
     /// What it has to do, in its order.
     pub(super) flights: VecDeque<Flight>,
     /// Requests that it was given so far.
@@ -155,8 +156,11 @@ impl Worker {
     pub(super) fn dismiss(&mut self) {
         self.leaving = true;
         self.dismissed = true;
-        self.link.close();
-        self.running.kill();
+        // What is killed is not woken as well: it would be killed while it gives back what it holds, and each kill between
+        // two steps of that leaks a count.
+        if !self.running.kill() {
+            self.link.close();
+        }
     }
 }
 

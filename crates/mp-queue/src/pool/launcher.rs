@@ -54,8 +54,8 @@ pub(super) trait Running: Send {
     /// Its process id.
     fn pid(&self) -> u32;
 
-    /// Ends it now. Returns at once.
-    fn kill(&self);
+    /// Ends it now, without waiting for that. `false` if it cannot be killed.
+    fn kill(&self) -> bool;
 
     /// What cannot be killed is not waited for: it is in the middle of a task.
     fn leave_alone(&mut self);
@@ -99,8 +99,9 @@ impl Running for SpawnContext<()> {
         self.pids().first().copied().unwrap_or(0)
     }
 
-    fn kill(&self) {
+    fn kill(&self) -> bool {
         SpawnContext::kill(self);
+        true
     }
 
     fn leave_alone(&mut self) {}
@@ -168,7 +169,9 @@ impl Running for Thread {
         std::process::id()
     }
 
-    fn kill(&self) {}
+    fn kill(&self) -> bool {
+        false
+    }
 
     fn leave_alone(&mut self) {
         self.0 = None;
