@@ -35,7 +35,6 @@ mod item;
 mod knot;
 mod ledger;
 mod output;
-mod pace;
 mod pipeline;
 mod pool;
 mod process;

@@ -14,7 +14,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
 use crate::item::{Attached, FULL, Item, Share};
-use crate::pace::{AGAIN, NAPS, Pace};
 use crate::pool::{OutputSlot, Pool, encode};
 use crate::route::{Backpressure, Router};
 use crate::time_card::{Entry, TimeCard};
@@ -32,8 +31,6 @@ pub struct Output {
     router: Option<Router>,
     segments: u32,
     policy: Backpressure,
-    /// How often slots come back, where they are waited for.
-    pace: Pace,
     /// The item that the stage was called for.
     current: Option<Arc<Card>>,
     published: u64,
@@ -65,7 +62,6 @@ impl Output {
             router,
             segments,
             policy,
-            pace: Pace::default(),
             current: None,
             published: 0,
             renewed: 0,
@@ -115,7 +111,6 @@ impl Output {
                 ),
             ));
         };
-        self.pace.count();
         let now = now_ns();
         slot.acquired_ns = now;
         slot.waited_ns = now.saturating_sub(asked);
@@ -170,11 +165,6 @@ impl Output {
             }
         }
         home.enter(State::WaitsForSlot);
-        if let Some(slot) = self.nap_for(pool) {
-            home.enter(State::Working);
-            self.pace.note(now_ns());
-            return Ok(Some(slot));
-        }
         let mut lost = Vec::new();
         let answer = loop {
             // Cleared before the look: what is freed afterwards sets it again.
@@ -208,24 +198,7 @@ impl Output {
             }
         };
         home.enter(State::Working);
-        self.pace.note(now_ns());
         answer
-    }
-
-    /// Sleeps until a slot is likely to be free, and a few times more, where that is not long.
-    fn nap_for(&self, pool: &Arc<Pool>) -> Option<OutputSlot> {
-        let mut nap = self.pace.nap(pool.len())?;
-        for _ in 0..NAPS {
-            std::thread::sleep(nap);
-            if let Some(slot) = pool.take() {
-                return Some(slot);
-            }
-            if self.is_abandoned() {
-                break;
-            }
-            nap = AGAIN;
-        }
-        None
     }
 
     /// Slots that are on no way and that nobody reads, as far as can be seen, though they are not free: a process that was
