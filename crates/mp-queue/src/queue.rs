@@ -228,16 +228,15 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
         self.put_until(value, Deadline::Now)
     }
 
-    /// Puts a message that was made already, waiting until `deadline` for room; it is empty afterwards. For crates that
-    /// write messages of their own.
+    /// Puts a message that was made already, for crates that write their own; it is empty afterwards.
     ///
     /// # Errors
     /// As [`put_timeout`](Self::put_timeout); the message is whole then.
     #[doc(hidden)]
     #[inline]
     pub fn put_message(&self, message: &mut Outgoing, deadline: Deadline) -> Result<()> {
-        let put = || self.end.try_put(message);
-        self.channel.put_with(deadline, put)
+        self.channel
+            .put_with(deadline, || self.end.try_put(message))
     }
 
     /// Puts values one after the other, waiting for room where there is none, and answers how many they were. As many as
@@ -287,10 +286,7 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
         message.take_or()
     }
 
-    /// A message as it came, not decoded. For crates that read messages of their own.
-    ///
-    /// # Errors
-    /// As [`get_timeout`](Self::get_timeout).
+    /// A message as it came, not decoded: for crates that read their own. Errors are those of `get_timeout`.
     #[doc(hidden)]
     #[inline]
     pub fn take_into(&self, deadline: Deadline, message: &mut Incoming) -> Result<()> {
