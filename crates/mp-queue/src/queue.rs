@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use shm_core::arena::Arena;
 use shm_core::error::ErrorKind as ArenaErrorKind;
 use shm_core::failure::note_unreported;
-use shm_core::message::Incoming;
+use shm_core::message::{Incoming, Outgoing};
 use shm_core::object::{Array, End, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
@@ -200,7 +200,12 @@ pub struct Sender<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> Sender<T> {
-    fn put_until(&self, value: T, deadline: Deadline) -> Result<(), PutError<T>> {
+    /// Puts a value, waiting until `deadline` for room.
+    ///
+    /// # Errors
+    /// As [`put_timeout`](Self::put_timeout).
+    #[doc(hidden)]
+    pub fn put_until(&self, value: T, deadline: Deadline) -> Result<(), PutError<T>> {
         self.channel
             .put(value, deadline, |message| self.end.try_put(message))
     }
@@ -221,6 +226,17 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     /// `Full`, and as [`put`](Self::put).
     pub fn try_put(&self, value: T) -> Result<(), PutError<T>> {
         self.put_until(value, Deadline::Now)
+    }
+
+    /// Puts a message that was made already, for crates that write their own; it is empty afterwards.
+    ///
+    /// # Errors
+    /// As [`put_timeout`](Self::put_timeout); the message is whole then.
+    #[doc(hidden)]
+    #[inline]
+    pub fn put_message(&self, message: &mut Outgoing, deadline: Deadline) -> Result<()> {
+        self.channel
+            .put_with(deadline, || self.end.try_put(message))
     }
 
     /// Puts values one after the other, waiting for room where there is none, and answers how many they were. As many as
@@ -270,9 +286,10 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
         message.take_or()
     }
 
-    /// A message as it came, not decoded.
+    /// A message as it came, not decoded: for crates that read their own. Errors are those of `get_timeout`.
+    #[doc(hidden)]
     #[inline]
-    pub(crate) fn take_into(&self, deadline: Deadline, message: &mut Incoming) -> Result<()> {
+    pub fn take_into(&self, deadline: Deadline, message: &mut Incoming) -> Result<()> {
         let mut seen = self.seen_orphans.load(Ordering::Relaxed);
         let taken = self.channel.get_with(deadline, || {
             Ok(self.end.try_get_into(&mut seen, message)?.into())

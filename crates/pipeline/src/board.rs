@@ -26,6 +26,9 @@ const DONE: usize = LINE + 2;
 const LANE_WORDS: usize = 2 * LINE;
 const TAKEN: usize = LINE;
 
+/// In place of an item's number: the stage's input has ended, and it finishes.
+pub(crate) const ENDING: u64 = u64::MAX;
+
 /// What a process is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {

@@ -23,8 +23,19 @@ const QUEUE_MOST: usize = 1 << 24;
 
 fn refuse(step: &Step, group: Option<usize>, key: &str, problem: impl std::fmt::Display) -> Error {
     let name = &step.name;
+    let key = word(step, key);
     let of_group = group.map_or(String::new(), |group| format!(", queue group {group}"));
     Error::invalid(format!("step {name:?}{of_group}, {key}: {problem}"))
+}
+
+/// What a key is called where the step was written.
+fn word<'a>(step: &Step, key: &'a str) -> &'a str {
+    match key {
+        "slots" if step.in_rnbs_words => "num_shared_tensors",
+        "segments" if step.in_rnbs_words => "num_segments",
+        "devices" if step.in_rnbs_words => "gpus",
+        key => key,
+    }
 }
 
 /// The queue that a group reads, and those it writes; what is not said is queue 0.
@@ -178,7 +189,7 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
         return Err(refuse(
             step,
             None,
-            "num_segments",
+            "segments",
             "0 were asked for; 1 divides nothing",
         ));
     }
@@ -186,7 +197,7 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
         return Err(refuse(
             step,
             None,
-            "num_segments",
+            "segments",
             format!(
                 "{} in the last step, whose outputs nobody takes; let it be 1",
                 step.segments
@@ -197,7 +208,7 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
         return Err(refuse(
             step,
             None,
-            "num_shared_tensors",
+            "slots",
             "the last step has no outputs to put into slots; leave it out",
         ));
     }
@@ -205,7 +216,7 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
         return Err(refuse(
             step,
             None,
-            "num_shared_tensors",
+            "slots",
             "0 slots were asked for; give it at least 1",
         ));
     }
@@ -213,11 +224,12 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
         return Err(refuse(
             step,
             None,
-            "num_segments",
+            "segments",
             format!(
-                "{} segments are more than the {} slots of a process; raise num_shared_tensors to {}",
+                "{} segments are more than the {} slots of a process; raise {} to {}",
                 step.segments,
                 slots(step),
+                word(step, "slots"),
                 step.segments
             ),
         ));
@@ -229,7 +241,7 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
         return Err(refuse(
             step,
             None,
-            "num_shared_tensors",
+            "slots",
             format!(
                 "{on_the_way} items could be on their way from all of its slots; a queue holds {QUEUE_MOST}"
             ),
@@ -430,7 +442,7 @@ fn check_specs(
         return Err(refuse(
             step,
             Some(number),
-            "num_segments",
+            "segments",
             "outputs without tensors have no rows to divide; let it be 1",
         ));
     }

@@ -211,6 +211,7 @@ impl Config {
         let lenient = value.get("model").is_some();
         let stage: String = keys.need("stage", "model")?;
         let mut step = Step::new(name);
+        step.in_rnbs_words = lenient;
         step.slots = keys.take("slots", "num_shared_tensors")?;
         step.segments = keys.take("segments", "num_segments")?.unwrap_or(1);
         step.delivery = keys.take("delivery", "")?.unwrap_or_default();

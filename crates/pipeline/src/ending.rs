@@ -110,8 +110,7 @@ impl Runner {
         })
     }
 
-    /// Items that processes took and of which no time card came home: those that they were at, and those whose cards
-    /// waited for others when the processes were ended.
+    /// Items that processes took and of which no time card came home: those that they were at when they were ended.
     fn cards_missing(&self, processes: &[ProcessReport]) -> u64 {
         let each = processes.iter().zip(&self.cards);
         each.map(|(process, &cards)| process.inputs().saturating_sub(cards))

@@ -1,6 +1,5 @@
 //! What all parts of one process of a pipeline share: who it is, the board, and the way home for time cards.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,14 +12,17 @@ use shm_core::clock::now_ns;
 use crate::board::{Board, State};
 use crate::item::Item;
 use crate::spec::{Layout, TensorSpec};
+use crate::tally::Tally;
 use crate::time_card::{Batch, Entry, Sample};
 
-/// Entries that are sent in one message at most.
+/// Entries that are sent in one message at most, where they are not written into a tally.
 const BATCH: usize = 64;
 /// How long entries wait for others.
 const PATIENCE_NS: u64 = 20_000_000;
 /// A sample of the ring's use is taken so often at most.
 const SAMPLE_NS: u64 = 5_000_000;
+/// And so long they wait for others.
+const SAMPLES_NS: u64 = 100_000_000;
 
 /// A process whose slots this one may read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,6 +40,29 @@ pub(crate) struct Known {
     pub(crate) layout: Arc<Layout>,
 }
 
+/// The processes whose slots this one may read, by their rank: looked at for each item.
+#[derive(Debug, Default)]
+pub(crate) struct Upstreams(Vec<Option<Known>>);
+
+impl Upstreams {
+    #[inline]
+    pub(crate) fn get(&self, rank: u32) -> Option<&Known> {
+        self.0.get(rank as usize)?.as_ref()
+    }
+
+    pub(crate) fn insert(&mut self, rank: u32, known: Known) {
+        let at = rank as usize;
+        if self.0.len() <= at {
+            self.0.resize_with(at + 1, || None);
+        }
+        self.0[at] = Some(known);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Known> {
+        self.0.iter().flatten()
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Home {
@@ -45,11 +70,11 @@ pub(crate) struct Home {
     pub(crate) step: u32,
     pub(crate) device: i32,
     pub(crate) board: Board,
-    pub(crate) upstream: HashMap<u32, Known>,
+    pub(crate) upstream: Upstreams,
     /// Set when the process ends in failure: what it has is unfinished, and no card says otherwise.
     failing: AtomicBool,
-    /// Each card is sent at once: the process may be killed and replaced.
-    prompt: bool,
+    /// Where cards are written, for all but the client, which shares the life of who reads them.
+    tally: Option<Tally>,
     log: Mutex<Log>,
 }
 
@@ -68,9 +93,9 @@ impl Home {
     pub(crate) fn new(
         (rank, step, device): (u32, u32, i32),
         board: Board,
-        upstream: HashMap<u32, Known>,
+        upstream: Upstreams,
         to: Sender<Batch>,
-        prompt: bool,
+        tally: Option<Tally>,
         tombstones: bool,
     ) -> Self {
         Self {
@@ -80,7 +105,7 @@ impl Home {
             board,
             upstream,
             failing: AtomicBool::new(false),
-            prompt,
+            tally,
             log: Mutex::new(Log {
                 to,
                 batch: Batch {
@@ -110,12 +135,16 @@ impl Home {
     /// Notes what became of an item.
     pub(crate) fn note(&self, entry: Entry) {
         let mut log = self.log.lock();
+        if self.tally.as_ref().is_some_and(|tally| tally.write(&entry)) {
+            return;
+        }
         log.batch.entries.push(entry);
         let now = now_ns();
         if log.batch.entries.len() == 1 {
             log.since = now;
         }
-        if self.prompt
+        // A process may be killed at any moment, and its cards are to be known then.
+        if self.tally.is_some()
             || log.batch.entries.len() >= BATCH
             || now.saturating_sub(log.since) >= PATIENCE_NS
         {
@@ -124,7 +153,11 @@ impl Home {
     }
 
     pub(crate) fn note_offered(&self) {
-        self.log.lock().batch.offered += 1;
+        let mut log = self.log.lock();
+        match &self.tally {
+            Some(tally) => tally.offer(),
+            None => log.batch.offered += 1,
+        }
     }
 
     /// Whether it is time to say how many slots are in use.
@@ -136,6 +169,10 @@ impl Home {
         let mut log = self.log.lock();
         log.sampled = now;
         log.batch.samples.push(Sample { t: now, in_use });
+        let first = log.batch.samples.first().map_or(now, |sample| sample.t);
+        if now.saturating_sub(first) >= SAMPLES_NS {
+            log.send();
+        }
     }
 
     /// An item ended here without an output.

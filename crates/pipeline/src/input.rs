@@ -8,14 +8,14 @@ use shm_core::clock::now_ns;
 use shm_core::{Element, elements_of};
 
 use crate::card::Card;
-use crate::device::{Copying, Store};
-
+use crate::device::{Copying, Memory, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::item::{Attached, Item, Share, View};
 use crate::output::Beside;
 use crate::spec::{Layout, TensorSpec};
 use crate::time_card::Outcome;
+use crate::wire::Slim;
 
 /// The slot of what was copied out of one.
 const NO_SLOT: u32 = u32::MAX;
@@ -47,7 +47,7 @@ impl Reading {
             memory,
             views,
         } = share;
-        let known = home.upstream.get(&rank).ok_or_else(|| {
+        let known = home.upstream.get(rank).ok_or_else(|| {
             Error::invalid(format!(
                 "a slot of process {rank} arrived, which no step before this one has"
             ))
@@ -182,7 +182,7 @@ impl Drop for Reading {
         self.home.board.let_go(rank, slot, self.home.rank);
         drop(store);
         // After the reference is gone: whoever is woken finds the slot free.
-        if let Some(known) = self.home.upstream.get(&rank) {
+        if let Some(known) = self.home.upstream.get(rank) {
             known.freed.set();
         }
     }
@@ -238,6 +238,29 @@ impl Input {
             attached: item.attached,
             asked_ns,
             enqueued_ns: item.enqueued,
+            dequeued_ns,
+        })
+    }
+
+    /// What is slim: one slot, and nothing beside it.
+    pub(crate) fn of_slim(home: &Arc<Home>, slim: Slim, asked_ns: u64) -> Result<Self> {
+        let dequeued_ns = now_ns();
+        let card = Card::of_slim(home, &slim, dequeued_ns);
+        let share = Share {
+            rank: slim.rank,
+            slot: slim.slot,
+            memory: Memory::Host(slim.memory),
+            views: Vec::new(),
+        };
+        Ok(Self {
+            readings: vec![Reading::begin(home, share)?],
+            card,
+            sequence: slim.sequence,
+            tag: slim.tag,
+            payload: Vec::new(),
+            attached: None,
+            asked_ns,
+            enqueued_ns: slim.enqueued,
             dequeued_ns,
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mp_queue::{ErrorKind as QueueErrorKind, Receiver};
+use mp_queue::{Deadline, ErrorKind as QueueErrorKind, Receiver};
 use shm_core::clock::now_ns;
 
 use crate::board::State;
@@ -13,6 +13,7 @@ use crate::home::Home;
 use crate::input::Input;
 use crate::item::Item;
 use crate::ledger::{Ledger, Receipt};
+use crate::wire::{self, Came};
 
 /// What came.
 pub(crate) enum Next {
@@ -84,11 +85,15 @@ impl Intake {
             }
             let asked = now_ns();
             let item = match self.backlog.pop() {
-                Some(item) => Ok(item),
+                Some(item) => Ok(Came::Item(item)),
                 None => self.get(home, until),
             };
             let item = match item {
-                Ok(item) => item,
+                // Nobody else needs to know of it: no item is made of it first.
+                Ok(Came::Slim(slim)) if self.order.is_none() && self.ledger.is_none() => {
+                    return Ok(Next::Item(Input::of_slim(home, slim, asked)?));
+                }
+                Ok(came) => Item::from(came),
                 Err(error) if error.is_closed() => {
                     self.ended = true;
                     continue;
@@ -110,29 +115,29 @@ impl Intake {
         }
     }
 
-    fn get(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Item> {
-        match self.from.try_get() {
+    fn get(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Came> {
+        match wire::take(&self.from, Deadline::Now) {
             Err(error) if *error.kind() == QueueErrorKind::Empty => self.wait(home, until),
             answer => answer,
         }
         .inspect(|_| home.board.count_taken(self.lane))
     }
 
-    fn wait(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Item> {
+    fn wait(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Came> {
         // Time cards go home while there is nothing else to do, but not before each of many short waits.
         home.enter(State::WaitsForInput(self.lane));
         let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
         let soon = left().map_or(SOON, |left| left.min(SOON));
-        match self.from.get_timeout(soon) {
+        match wire::take(&self.from, Deadline::after(soon)) {
             Err(error) if *error.kind() == QueueErrorKind::TimedOut => home.flush(),
             answer => return answer,
         }
         match left() {
             Some(left) => {
                 home.enter(State::Pauses);
-                self.from.get_timeout(left)
+                wire::take(&self.from, Deadline::after(left))
             }
-            None => self.from.get(),
+            None => wire::take(&self.from, Deadline::Never),
         }
     }
 }

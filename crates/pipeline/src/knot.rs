@@ -93,7 +93,7 @@ pub(crate) fn describe(board: &Board, knot: &[(u32, u64)], name: impl Fn(u32) ->
         }
     }
     format!(
-        "processes wait for each other for ever: {}; give the writing step more slots (num_shared_tensors), or keep fewer \
+        "processes wait for each other for ever: {}; give the writing step more slots, or keep fewer \
          inputs at once",
         holders.join("; ")
     )

@@ -34,6 +34,11 @@ impl Ledger {
         }
     }
 
+    /// Whether there is none: the process is not replaced.
+    pub(crate) fn is_none(&self) -> bool {
+        self.places.is_empty()
+    }
+
     /// Notes an item. `None` where there is no place left: a stage keeps more items than can be looked after.
     pub(crate) fn note(&self, item: &Item) -> Option<Receipt> {
         let place = self.free.lock().pop()?;

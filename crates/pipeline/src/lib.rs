@@ -25,6 +25,7 @@ mod client;
 #[cfg(feature = "command")]
 mod command;
 mod config;
+mod descent;
 mod device;
 mod ending;
 mod error;
@@ -54,6 +55,7 @@ mod spec;
 mod stage;
 pub mod stages;
 mod step;
+mod tally;
 mod time_card;
 mod wire;
 mod wiring;

@@ -9,13 +9,15 @@ use shm_core::clock::now_ns;
 
 use crate::board::{Cause, State};
 use crate::card::Card;
+use crate::descent::{descend, fork, say_what_is_valid};
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
-use crate::item::{Attached, FULL, Item, Member, Share, divide};
-use crate::pool::{OutputSlot, Pool, encode, segments};
+use crate::item::{Attached, FULL, Item, Share};
+use crate::pool::{OutputSlot, Pool, encode};
 use crate::route::{Backpressure, Router};
 use crate::time_card::{Entry, TimeCard};
+use crate::wire::Slim;
 
 /// How long a wait for a slot lasts before it is looked whether anybody is left to give one back.
 const SLICE: Duration = Duration::from_millis(200);
@@ -71,6 +73,10 @@ impl Output {
 
     pub(crate) fn set_current(&mut self, card: Option<Arc<Card>>) {
         self.current = card;
+    }
+
+    pub(crate) fn take_current(&mut self) -> Option<Arc<Card>> {
+        self.current.take()
     }
 
     /// The stage is called without input.
@@ -227,12 +233,17 @@ impl Output {
         self.publish_slot(slot, &cards)
     }
 
-    fn publish_slot(&mut self, mut slot: OutputSlot, cards: &[&Arc<Card>]) -> Result<()> {
+    fn publish_slot(&mut self, slot: OutputSlot, cards: &[&Arc<Card>]) -> Result<()> {
         if !self.pool.as_ref().is_some_and(|pool| slot.is_of(pool)) {
             return Err(Error::invalid(
                 "a slot of one step was to be published in another; copy it into a slot of that one",
             ));
         }
+        let slot = match self.put_slim(slot, cards)? {
+            None => return Ok(()),
+            Some(slot) => slot,
+        };
+        let mut slot = slot;
         let (sequence, tag) = (slot.sequence, slot.tag);
         let acquired = (slot.acquired_ns, slot.waited_ns);
         let beside = (
@@ -243,6 +254,52 @@ impl Output {
         );
         let shares = slot.into_share()?.into_iter().collect();
         self.put(shares, beside, cards, acquired)
+    }
+
+    /// Hands over what most outputs are, by the shortest way: all of a slot and nothing beside it, of one input or of none,
+    /// where there is one way to go. The slot comes back where it is anything else.
+    fn put_slim(
+        &mut self,
+        mut slot: OutputSlot,
+        cards: &[&Arc<Card>],
+    ) -> Result<Option<OutputSlot>> {
+        let Some(router) = self.router.as_ref().filter(|_| self.segments <= 1) else {
+            return Ok(Some(slot));
+        };
+        let (Some(lane), true) = (router.only(), slot.is_slim()) else {
+            return Ok(Some(slot));
+        };
+        let (id, weight) = match (cards, &mut self.next_input) {
+            ([], Some(next)) => {
+                *next += 1;
+                (*next - 1, FULL.trailing_zeros() as u8)
+            }
+            ([one], _) => match one.derive_slim() {
+                Some(known) => known,
+                None => return Ok(Some(slot)),
+            },
+            _ => return Ok(Some(slot)),
+        };
+        let (sequence, tag) = (slot.sequence, slot.tag);
+        let (acquired, index) = ((slot.acquired_ns, slot.waited_ns), slot.index() as u32);
+        let Some(memory) = slot.take_memory() else {
+            return Ok(None);
+        };
+        let slim = Slim {
+            id,
+            sequence,
+            tag,
+            enqueued: 0,
+            weight,
+            rank: self.home.rank,
+            slot: index,
+            memory,
+        };
+        let put = lane
+            .put_slim(&self.home, router.routes.policy, slim)
+            .and_then(|taken| router.settle(&self.home, taken));
+        self.note_put(put, id, cards, acquired)?;
+        Ok(None)
     }
 
     /// Sends a value without tensors, as made of the input that the stage was called for.
@@ -292,7 +349,7 @@ impl Output {
         shares: Vec<Share>,
         (sequence, tag, payload, attached): Beside,
         cards: &[&Arc<Card>],
-        (acquired, waited): (u64, u64),
+        acquired: (u64, u64),
     ) -> Result<()> {
         let Some(router) = &mut self.router else {
             return Err(Error::invalid(
@@ -324,6 +381,17 @@ impl Output {
         } else {
             router.put(&self.home, queue, [whole])
         };
+        self.note_put(put, id, cards, acquired)
+    }
+
+    /// Notes that an output was put, and when.
+    fn note_put(
+        &mut self,
+        put: Result<()>,
+        id: u64,
+        cards: &[&Arc<Card>],
+        (acquired, waited): (u64, u64),
+    ) -> Result<()> {
         // What was offered is, whatever became of it.
         if cards.is_empty() {
             self.home.note_offered();
@@ -393,102 +461,3 @@ impl Output {
 
 /// What goes beside the slots: sequence, tag, payload, and what is attached.
 pub(crate) type Beside = (u64, u64, Vec<u8>, Option<Box<Attached>>);
-
-/// Gives an output its number, and its part of the weight of what it was made of.
-fn descend(
-    item: &mut Item,
-    cards: &[&Arc<Card>],
-    next_new: &mut u64,
-    next_input: Option<&mut u64>,
-) {
-    let mut fresh = || {
-        *next_new += 1;
-        *next_new - 1
-    };
-    match cards {
-        [] => {
-            item.id = match next_input {
-                Some(next) => {
-                    *next += 1;
-                    *next - 1
-                }
-                None => fresh(),
-            };
-            item.members = vec![Member {
-                root: item.id,
-                weight: FULL,
-            }];
-        }
-        [one] => {
-            let (nth, members) = one.derive();
-            let (id, part, parts) = one.identity();
-            item.members = members;
-            if nth == 0 {
-                (item.id, item.part, item.parts) = (id, part, parts);
-            } else {
-                item.id = fresh();
-                item.parents = vec![id];
-            }
-        }
-        several => {
-            let (id, _, parts) = several[0].identity();
-            let mut ids: Vec<u64> = Vec::new();
-            for card in several {
-                let of_card = card.identity().0;
-                if !ids.contains(&of_card) {
-                    ids.push(of_card);
-                }
-                for member in card.derive().1 {
-                    match item
-                        .members
-                        .iter_mut()
-                        .find(|known| known.root == member.root)
-                    {
-                        Some(known) => known.weight += member.weight,
-                        None => item.members.push(member),
-                    }
-                }
-            }
-            // All segments of one item: it is whole again.
-            if ids.len() == 1 && several.len() as u32 == parts {
-                item.id = id;
-            } else {
-                item.id = fresh();
-                item.parents = ids;
-            }
-        }
-    }
-}
-
-/// Says of each slot what is valid in it, where only "all" was said.
-fn say_what_is_valid(home: &Home, item: &mut Item) {
-    for share in &mut item.shares {
-        if let Some(known) = home.upstream.get(&share.rank)
-            && share.views.is_empty()
-        {
-            share.views.clone_from(&known.layout.whole);
-        }
-    }
-}
-
-/// The segments of an item, each a part of its rows.
-fn fork(whole: Item, n: u32) -> Vec<Item> {
-    let mut shares: Vec<Vec<Share>> = vec![Vec::new(); n as usize];
-    for share in &whole.shares {
-        for (segment, part) in segments(share, n).into_iter().enumerate() {
-            shares[segment].push(part);
-        }
-    }
-    divide(&whole.members, n)
-        .into_iter()
-        .zip(shares)
-        .enumerate()
-        .map(|(segment, (members, shares))| Item {
-            part: whole.part * n + segment as u32,
-            parts: whole.parts.saturating_mul(n),
-            members,
-            shares,
-            ..whole.clone()
-        })
-        .collect()
-}

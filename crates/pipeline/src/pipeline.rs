@@ -16,7 +16,7 @@ use crate::client::{Client, Progress, feed};
 use crate::device::cuda_devices;
 use crate::ending::rings;
 use crate::error::{Error, ErrorKind, Result};
-use crate::home::{Home, Known};
+use crate::home::{Home, Known, Upstreams};
 use crate::process::{Outcome, Work};
 use crate::progress::ProgressLine;
 use crate::run::{Report, Running, Shared};
@@ -225,6 +225,7 @@ impl Pipeline {
             config: self.config.unwrap_or_default(),
             account: Account::new(apart),
             cards: vec![0; processes],
+            read: vec![(0, 0); processes],
             restarts: vec![0; processes],
             outcomes: vec![None; processes],
             workers: vec![None; processes],
@@ -332,7 +333,7 @@ fn start_client(
             "a pipeline with a client has no queue for it",
         ));
     };
-    let mut upstream = std::collections::HashMap::new();
+    let mut upstream = Upstreams::default();
     let rank = wiring.seats.len() as u32;
     let (freed, layout) = (wiring.news.clone(), Arc::new(Layout::of(&[])?));
     upstream.insert(rank, Known { freed, layout });
@@ -341,7 +342,7 @@ fn start_client(
         wiring.board.clone(),
         upstream,
         log,
-        false,
+        None,
         false,
     ));
     let (go, progress) = (wiring.go.clone(), Arc::clone(progress));

@@ -337,6 +337,31 @@ impl OutputSlot {
         Arc::ptr_eq(&self.pool, pool)
     }
 
+    /// Whether nothing is said of it but what its words say, and it lies in the arena.
+    pub(crate) fn is_slim(&self) -> bool {
+        self.tensor.as_ref().is_some_and(Writable::is_on_host)
+            && self.views.is_empty()
+            && self.payload.is_empty()
+            && self.attached.is_none()
+    }
+
+    /// Where it lies in the arena: gives up writing, and gives one reference to its memory to be published.
+    pub(crate) fn take_memory(&mut self) -> Option<SharedTensor<u8>> {
+        match self.tensor.take()? {
+            Writable::Host(tensor) => {
+                let shared = tensor.freeze();
+                let memory = shared.clone();
+                self.pool.give_back(self.index, Store::Host(shared));
+                Some(memory)
+            }
+            #[cfg(feature = "cuda")]
+            device @ Writable::Device(_) => {
+                self.tensor = Some(device);
+                None
+            }
+        }
+    }
+
     /// Gives up writing: one reference to be published.
     ///
     /// # Errors

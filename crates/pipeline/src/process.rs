@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use shm_core::SharedTensor;
 use shm_core::clock::now_ns;
 
-use crate::board::{Board, State};
+use crate::board::{Board, ENDING, State};
 use crate::card::Card;
 use crate::device::{Store, make_slots, on_device, outlive_readers};
 use crate::error::{Error, ErrorKind, StageError};
-use crate::home::{Home, Known, Upstream};
+use crate::home::{Home, Known, Upstream, Upstreams};
 use crate::intake::{Intake, Next};
 use crate::item::Item;
 use crate::ledger::Ledger;
@@ -22,6 +22,7 @@ use crate::route::{Router, Routes};
 use crate::selector::{Selector, built_in};
 use crate::spec::{Layout, TensorSpec};
 use crate::stage::{Context, Flow, Stage};
+use crate::tally::Tally;
 use crate::time_card::{Batch, Outcome as ItemOutcome};
 
 /// What a process is given: its stage's parameters and its post.
@@ -50,8 +51,6 @@ pub(crate) struct Post {
     pub(crate) group: usize,
     pub(crate) device: i32,
     pub(crate) restarts: u32,
-    /// Whether it may be replaced when it fails.
-    pub(crate) replaceable: bool,
     /// Whether any process of the run may be replaced.
     pub(crate) deaths_expected: bool,
     /// How it waits for items and for room.
@@ -74,6 +73,8 @@ pub(crate) struct Post {
     /// Whether the next step must be told of items that end here.
     pub(crate) tombstones: bool,
     pub(crate) board: Board,
+    /// Where its time cards are written.
+    pub(crate) tally: Tally,
     pub(crate) log: Sender<Batch>,
     /// Set when something changed on the board that is waited for.
     pub(crate) news: Event,
@@ -122,7 +123,7 @@ fn run_here<S: Stage>(
         device: post.device,
         restarts: post.restarts,
     };
-    let mut upstream = std::collections::HashMap::new();
+    let mut upstream = Upstreams::default();
     for Upstream { rank, freed, specs } in post.upstream {
         let layout = Arc::new(Layout::anywhere(&specs)?);
         upstream.insert(rank, Known { freed, layout });
@@ -138,7 +139,7 @@ fn run_here<S: Stage>(
         post.board,
         upstream,
         post.log,
-        post.replaceable,
+        Some(post.tally),
         post.tombstones,
     ));
 
@@ -203,6 +204,9 @@ fn run_here<S: Stage>(
     let worked = work_on(&mut stage, intake.as_mut(), &mut output, &home, &mut inputs);
     let result = worked.and_then(|()| {
         output.set_current(None);
+        // Its limit is also that of its end.
+        home.enter(State::Working);
+        home.board.set_item(home.rank, ENDING);
         stage.finish(&mut output)
     });
     let result = match result {
@@ -218,7 +222,7 @@ fn run_here<S: Stage>(
     home.flush();
     // Done before the queues are let go: whoever then finds nobody left knows that it is no failure.
     home.enter(State::Done);
-    home.upstream.values().for_each(|known| known.freed.set());
+    home.upstream.iter().for_each(|known| known.freed.set());
     drop((output, intake));
     home.flush();
     post.news.set();
@@ -259,42 +263,38 @@ fn work_on<S: Stage>(
                 Next::End => return Ok(()),
             },
         };
-        let card = input.as_ref().map(|input| Arc::clone(input.card()));
-        output.set_current(card.clone());
+        output.set_current(input.as_ref().map(|input| Arc::clone(input.card())));
         // The last thing before the stage is called: what comes before it is hand-over.
         let now = now_ns();
         home.board.enter_at(home.rank, State::Working, now);
-        match &card {
-            Some(card) => {
+        match &input {
+            Some(input) => {
                 *inputs += 1;
-                let item = card.edit(|card| {
-                    card.started = now;
-                    card.item
-                });
-                home.board.set_item(home.rank, item);
+                home.board.set_item(home.rank, input.card().item);
                 home.board.set_inputs(home.rank, *inputs);
             }
             None => output.note_called(now),
         }
         let answer = stage.process(input, output);
-        output.set_current(None);
-        if settle(answer, card, output, home)? == Flow::End {
+        let card = output.take_current();
+        if settle(answer, card.map(|card| (card, now)), output, home)? == Flow::End {
             return Ok(());
         }
         output.put_tombstones()?;
     }
 }
 
-/// What a stage's answer means. The card is let go only once it is known whether the process fails.
+/// What a stage's answer means; beside the card, when the stage was called. The card is let go only once it is known whether the process fails.
 fn settle(
     answer: Result<Flow, StageError>,
-    card: Option<Arc<Card>>,
+    card: Option<(Arc<Card>, u64)>,
     output: &Output,
     home: &Home,
 ) -> Result<Flow, StageError> {
-    if let Some(card) = &card {
-        card.edit(|card| card.finished = now_ns());
-    }
+    let card = card.map(|(card, started)| {
+        card.edit(|card| (card.started, card.finished) = (started, now_ns()));
+        card
+    });
     let error = match answer {
         Ok(flow) => return Ok(flow),
         Err(error) => error,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mp_queue::{ErrorKind as QueueErrorKind, Receiver, Sender, WaitPolicy};
+use mp_queue::{Deadline, ErrorKind as QueueErrorKind, Receiver, Sender, WaitPolicy};
 use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
 
@@ -12,6 +12,7 @@ use crate::home::Home;
 use crate::item::{Item, divide};
 use crate::selector::{Outgoing, Selector};
 use crate::time_card::{Entry, Outcome, TimeCard};
+use crate::wire::{self, Slim};
 
 /// What happens when there is no room: no free slot, or a queue at its capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,11 +88,31 @@ impl Lane {
 
     fn try_put(&self, home: &Home, item: Item) -> Result<(), Box<Refused>> {
         home.board.count_put(self.lane, true);
-        self.to.try_put(item).map_err(|failed| {
+        wire::put(&self.to, item, Deadline::Now).map_err(|(error, item)| {
             home.board.count_put(self.lane, false);
-            let (error, item) = failed.into_parts();
             Box::new(Refused { error, item })
         })
+    }
+
+    /// Puts what is slim, at once where there is room. `false` when nobody reads the lane any more.
+    pub(crate) fn put_slim(
+        &self,
+        home: &Home,
+        policy: Backpressure,
+        mut slim: Slim,
+    ) -> Result<bool> {
+        if !self.is_abandoned(home) {
+            slim.enqueued = now_ns();
+            home.board.count_put(self.lane, true);
+            slim = match wire::put_slim(&self.to, slim, Deadline::Now) {
+                Ok(()) => return Ok(true),
+                Err((error, back)) => {
+                    home.board.count_put(self.lane, false);
+                    back.ok_or(error)?
+                }
+            };
+        }
+        self.put(home, policy, slim.into())
     }
 
     /// Puts an item, waiting for room. `false` when nobody reads the lane any more.
@@ -148,12 +169,12 @@ impl Lane {
             home.board.count_put(self.lane, true);
             item.enqueued = now_ns();
             // Looks now and then whether anybody is left to make room.
-            match self.to.put_timeout(item, Duration::from_millis(200)) {
+            match wire::put(&self.to, item, Deadline::after(Duration::from_millis(200))) {
                 Ok(()) => break Ok(true),
                 Err(failed) => {
                     home.board.count_put(self.lane, false);
                     home.flush();
-                    match failed.into_parts() {
+                    match failed {
                         (_, Some(back)) => item = back,
                         (error, None) => break Err(error.into()),
                     }
@@ -168,13 +189,17 @@ impl Lane {
 
     /// Drops the oldest item of the lane.
     fn displace(&self, home: &Home) -> bool {
-        let Some(oldest) = self.from.as_ref().and_then(|from| from.try_get().ok()) else {
+        let oldest = self
+            .from
+            .as_ref()
+            .map(|from| wire::get(from, Deadline::Now));
+        let Some(Ok(oldest)) = oldest else {
             return false;
         };
         home.board.count_taken(self.lane);
         let owner = oldest.shares.first().map(|share| share.rank);
         note_dropped(home, oldest);
-        if let Some(known) = owner.and_then(|owner| home.upstream.get(&owner)) {
+        if let Some(known) = owner.and_then(|owner| home.upstream.get(owner)) {
             known.freed.set();
         }
         true
@@ -223,6 +248,15 @@ impl Router {
         self.routes.queues.len() > 1
     }
 
+    /// The one lane that everything goes into, if there is no other.
+    pub(crate) fn only(&self) -> Option<&Lane> {
+        let [lanes] = &self.routes.queues[..] else {
+            return None;
+        };
+        let [lane] = &lanes[..] else { return None };
+        Some(lane)
+    }
+
     /// The index of the queue that an output goes into.
     pub(crate) fn select(&mut self, home: &Home, item: &Item) -> usize {
         let queues = self.routes.queues.len();
@@ -255,6 +289,11 @@ impl Router {
         for item in items {
             taken |= put_into(home, lanes, policy, item)?;
         }
+        self.settle(home, taken)
+    }
+
+    /// Whether what was put has gone anywhere, or could have.
+    pub(crate) fn settle(&self, home: &Home, taken: bool) -> Result<()> {
         if taken || !self.is_abandoned(home) {
             return Ok(());
         }

@@ -24,10 +24,10 @@ pub(crate) struct RunDir {
     path: PathBuf,
     items: BufWriter<File>,
     rings: BufWriter<File>,
-    /// Step of each process, and the name and last use of each process's ring.
+    /// Step and ring of each process, and the names of the rings.
     steps: Vec<String>,
     ring_of: Vec<Option<usize>>,
-    rings_used: Vec<(String, Vec<(u32, u32)>)>,
+    ring_names: Vec<String>,
 }
 
 /// A line of `items.jsonl`: a [`TimeCard`] with names, and `null` for moments that a step need not have.
@@ -90,7 +90,7 @@ impl RunDir {
             path: path.to_owned(),
             steps,
             ring_of,
-            rings_used: rings.into_iter().map(|name| (name, Vec::new())).collect(),
+            ring_names: rings,
         })
     }
 
@@ -141,18 +141,14 @@ impl RunDir {
         written.map_err(|error| failed(&self.path.join("items.jsonl"), error))
     }
 
-    /// A ring is that of a step: the slots of all its processes.
+    /// A ring is that of a step: the slots of all its processes. Each process tells of its own, and when it gets to it, so
+    /// whoever reads puts them in order and adds them up.
     fn write_sample(&mut self, rank: u32, sample: &Sample) -> Result<()> {
         let Some(ring) = self.ring_of.get(rank as usize).copied().flatten() else {
             return Ok(());
         };
-        let (name, used) = &mut self.rings_used[ring];
-        match used.iter_mut().find(|(of, _)| *of == rank) {
-            Some((_, last)) => *last = sample.in_use,
-            None => used.push((rank, sample.in_use)),
-        }
-        let in_use: u32 = used.iter().map(|(_, in_use)| in_use).sum();
-        let line = json!({"t": sample.t, "ring": name, "in_use": in_use});
+        let name = &self.ring_names[ring];
+        let line = json!({"t": sample.t, "ring": name, "rank": rank, "in_use": sample.in_use});
         writeln!(self.rings, "{line}")
             .map_err(|error| failed(&self.path.join("rings.jsonl"), error))
     }

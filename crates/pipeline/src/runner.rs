@@ -11,7 +11,7 @@ use shm_core::clock::now_ns;
 use spawn::{ErrorKind as SpawnErrorKind, Group, Signals, SpawnContext, Worker};
 
 use crate::account::Account;
-use crate::board::{Cause, State};
+use crate::board::{Cause, ENDING, State};
 use crate::client::Progress;
 use crate::error::{Error, ErrorKind, Result};
 use crate::item::Item;
@@ -21,11 +21,13 @@ use crate::progress::ProgressLine;
 use crate::run::{Report, Shared};
 use crate::run_dir::RunDir;
 use crate::step::Unfinished;
-use crate::time_card::{Batch, Outcome as ItemOutcome, TimeCard};
+use crate::time_card::{Batch, Entry, Outcome as ItemOutcome, TimeCard};
 use crate::wiring::Wiring;
 
 /// How long the thread sleeps while there is nothing to do.
 const NAP: Duration = Duration::from_millis(5);
+/// So many cards of one process at once are reason to look again before a nap.
+const MANY: usize = 1024;
 /// How often it looks for processes that hang or wait for each other.
 const ROUND: Duration = Duration::from_millis(250);
 
@@ -64,6 +66,8 @@ pub(crate) struct Runner {
     pub(crate) account: Account,
     /// Time cards that came home from each process; from the last, where it was replaced.
     pub(crate) cards: Vec<u64>,
+    /// How many cards of each process's tally were read, and inputs of a first step.
+    pub(crate) read: Vec<(u64, u64)>,
     pub(crate) restarts: Vec<u32>,
     pub(crate) outcomes: Vec<Option<Outcome>>,
     pub(crate) workers: Vec<Option<Worker>>,
@@ -111,7 +115,10 @@ impl Runner {
             if let Some(timeout) = self.timeout.filter(|&timeout| begun.elapsed() >= timeout) {
                 self.fail(Error::new(
                     ErrorKind::TimedOut,
-                    format!("the run has not ended within its limit of {timeout:?}"),
+                    format!(
+                        "the run has not ended within its limit of {timeout:?}{}",
+                        self.not_ready()
+                    ),
                 ));
             }
             if started.is_none() && self.is_ready() {
@@ -145,32 +152,72 @@ impl Runner {
         self.finish(started)
     }
 
+    /// Which processes the start still waits for.
+    fn not_ready(&self) -> String {
+        let seats = self.wiring.seats.iter().enumerate();
+        let waited_for: Vec<_> = seats
+            .filter(|(rank, _)| !self.wiring.board.is_ready(*rank as u32))
+            .map(|(rank, seat)| format!("process {rank} ({:?})", seat.name))
+            .collect();
+        match &waited_for[..] {
+            [] => String::new(),
+            some => format!("; its start still waits for {}", some.join(", ")),
+        }
+    }
+
     fn is_ready(&self) -> bool {
         let mut ranks = 0..self.wiring.seats.len() as u32;
         ranks.all(|rank| self.wiring.board.is_ready(rank))
     }
 
-    /// Takes home what time cards there are.
+    /// Takes home what time cards there are. Whether there were so many that there may be more.
     pub(crate) fn hear(&mut self) -> bool {
         let mut heard = false;
+        let mut many = false;
+        for rank in 0..self.read.len() {
+            let seat = &self.wiring.seats[rank];
+            let (cards, offered) = &mut self.read[rank];
+            let mut entries = seat.tally.read(cards);
+            let now_offered = seat.tally.offered();
+            let new = now_offered.saturating_sub(*offered);
+            *offered = now_offered;
+            for Entry { card, .. } in &mut entries {
+                (card.step, card.rank) = (seat.step as u32, rank as u32);
+                card.device = seat.device;
+            }
+            many |= entries.len() >= MANY;
+            if new > 0 || !entries.is_empty() {
+                heard = true;
+                self.take_home(&Batch {
+                    rank: rank as u32,
+                    offered: new,
+                    entries,
+                    samples: Vec::new(),
+                });
+            }
+        }
         while let Ok(batch) = self.log.try_get() {
-            heard = true;
-            self.account.offer(batch.offered);
-            if let Some(cards) = self.cards.get_mut(batch.rank as usize) {
-                *cards += batch.entries.len() as u64;
-            }
-            for entry in &batch.entries {
-                self.account.end(&entry.ended, entry.card.outcome);
-            }
-            if let Some(Err(error)) = self.dir.as_mut().map(|dir| dir.write(&batch)) {
-                self.dir = None;
-                self.fail(error);
-            }
+            (heard, many) = (true, true);
+            self.take_home(&batch);
         }
         if heard {
             self.publish_progress();
         }
-        heard
+        many
+    }
+
+    fn take_home(&mut self, batch: &Batch) {
+        self.account.offer(batch.offered);
+        if let Some(cards) = self.cards.get_mut(batch.rank as usize) {
+            *cards += batch.entries.len() as u64;
+        }
+        for entry in &batch.entries {
+            self.account.end(&entry.ended, entry.card.outcome);
+        }
+        if let Some(Err(error)) = self.dir.as_mut().map(|dir| dir.write(batch)) {
+            self.dir = None;
+            self.fail(error);
+        }
     }
 
     fn publish_progress(&self) {
@@ -382,11 +429,12 @@ impl Runner {
                 continue;
             }
             let name = &self.wiring.seats[rank].name;
-            let told = format!(
-                "process {rank} ({name:?}) has worked on item {} for {:.1} s; its step's limit is {limit:?}",
-                board.item(rank as u32),
-                worked.as_secs_f64()
-            );
+            let seconds = worked.as_secs_f64();
+            let told = match board.item(rank as u32) {
+                ENDING => format!("has been ending (finish) for {seconds:.1} s"),
+                item => format!("has worked on item {item} for {seconds:.1} s"),
+            };
+            let told = format!("process {rank} ({name:?}) {told}; its step's limit is {limit:?}");
             let alone = self
                 .crews
                 .iter()

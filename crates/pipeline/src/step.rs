@@ -206,6 +206,8 @@ pub struct Step {
     pub(crate) unfinished: Unfinished,
     pub(crate) limit: Option<Duration>,
     pub(crate) stdin: Stdin,
+    /// Whether it was written in RnB's words, which errors then use.
+    pub(crate) in_rnbs_words: bool,
 }
 
 impl Step {
@@ -221,6 +223,7 @@ impl Step {
             queue_size: None,
             ordered: false,
             restarts: 0,
+            in_rnbs_words: false,
             unfinished: Unfinished::Redeliver,
             limit: None,
             stdin: Stdin::default(),
@@ -294,7 +297,8 @@ impl Step {
         self
     }
 
-    /// How long a process may work on one item before it counts as hung.
+    /// How long a process may work on one item, or on its end ([`Stage::finish`](crate::Stage::finish)), before it counts
+    /// as hung.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
         self

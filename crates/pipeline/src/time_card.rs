@@ -1,7 +1,7 @@
 //! Time cards: what became of each item in each step, when, and where.
 //!
 //! A process writes a [`TimeCard`] when it is done with an item: when the stage has returned and the item's slots are
-//! given back. Cards go to the process that started the run in batches, and it counts them.
+//! given back, into shared memory, where it outlives its process. The process that started the run reads and counts them.
 
 use serde::{Deserialize, Serialize};
 

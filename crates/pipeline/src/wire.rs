@@ -3,10 +3,17 @@
 //! What most items have fits a queue's cell: no parents, one input that it is made of, of which it has a weight that is a
 //! power of two, and one slot at most. A message that does not fit gets a block of its own, which costs more than the
 //! hand-over. The moment at which it was put comes last, since it is set last.
+//!
+//! Of those, an item that is all of one slot and has no value beside it is written as the slot's memory and five words:
+//! nothing is serialized, and the receiver has not to be told what it knows.
 
+use mp_queue::{Deadline, PutError, Receiver, Sender};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use shm_core::SharedTensor;
+use shm_core::message::{Block, Incoming, Outgoing};
 
+use crate::device::Memory;
 use crate::item::{Attached, Item, Member, Share};
 
 /// Like most.
@@ -20,6 +27,99 @@ struct Short<'a> {
     payload: Bytes<'a>,
     share: Option<&'a Share>,
     enqueued: u64,
+}
+
+/// An item that is all of one slot, with no value beside it: what a stage that says nothing else publishes.
+#[derive(Debug)]
+pub(crate) struct Slim {
+    pub(crate) id: u64,
+    pub(crate) sequence: u64,
+    pub(crate) tag: u64,
+    pub(crate) enqueued: u64,
+    /// The exponent of its weight.
+    pub(crate) weight: u8,
+    pub(crate) rank: u32,
+    pub(crate) slot: u32,
+    pub(crate) memory: SharedTensor<u8>,
+}
+
+/// What came out of a queue.
+pub(crate) enum Came {
+    Slim(Slim),
+    Item(Item),
+}
+
+/// Puts an item into a queue.
+///
+/// # Errors
+/// With the item where it is still whole.
+#[expect(
+    clippy::result_large_err,
+    reason = "the item itself comes back, which is no error to be passed far"
+)]
+pub(crate) fn put(
+    to: &Sender<Item>,
+    mut item: Item,
+    deadline: Deadline,
+) -> Result<(), (mp_queue::Error, Option<Item>)> {
+    match item.take_slim() {
+        Some(slim) => {
+            put_slim(to, slim, deadline).map_err(|(error, slim)| (error, slim.map(Item::from)))
+        }
+        None => to.put_until(item, deadline).map_err(PutError::into_parts),
+    }
+}
+
+/// The same for what is slim.
+///
+/// # Errors
+/// With the item where it is still whole.
+#[expect(
+    clippy::result_large_err,
+    reason = "the item itself comes back, which is no error to be passed far"
+)]
+#[inline]
+pub(crate) fn put_slim(
+    to: &Sender<Item>,
+    slim: Slim,
+    deadline: Deadline,
+) -> Result<(), (mp_queue::Error, Option<Slim>)> {
+    let mut message = match slim.into_message() {
+        Ok(message) => message,
+        // Its memory is not all of its block: a longer message says which part.
+        Err(slim) => {
+            return to.put_until(slim.into(), deadline).map_err(|failed| {
+                let (error, item) = failed.into_parts();
+                (error, item.and_then(|mut item| item.take_slim()))
+            });
+        }
+    };
+    to.put_message(&mut message, deadline).map_err(|error| {
+        let slim = message.into_block().map(Slim::of_block);
+        (error, slim.and_then(Result::ok))
+    })
+}
+
+/// Takes an item out of a queue.
+///
+/// # Errors
+/// As [`Receiver::get_timeout`].
+#[inline]
+pub(crate) fn take(from: &Receiver<Item>, deadline: Deadline) -> mp_queue::Result<Came> {
+    let mut message = Incoming::default();
+    from.take_into(deadline, &mut message)?;
+    match message.take_block() {
+        Some(block) => Slim::of_block(block?).map(Came::Slim),
+        None => message.take_or().map(Came::Item),
+    }
+}
+
+/// As [`take`], for who wants it whole.
+///
+/// # Errors
+/// As there.
+pub(crate) fn get(from: &Receiver<Item>, deadline: Deadline) -> mp_queue::Result<Item> {
+    Ok(take(from, deadline)?.into())
 }
 
 /// Any other.
@@ -68,6 +168,108 @@ impl Item {
             && self.attached.is_none()
             && self.shares.len() <= 1;
         is_short.then(|| weight.trailing_zeros() as u8)
+    }
+}
+
+/// Bits of the last word beside a block: the weight's exponent, the process whose slot it is, and which slot.
+const WEIGHT_BITS: u32 = 8;
+const RANK_BITS: u32 = 24;
+
+impl Slim {
+    /// A message of it, or itself where it is not all of its memory's block.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the item itself comes back, which is no error to be passed far"
+    )]
+    #[inline]
+    fn into_message(self) -> Result<Outgoing, Self> {
+        let place = u64::from(self.weight)
+            | u64::from(self.rank) << WEIGHT_BITS
+            | u64::from(self.slot) << (WEIGHT_BITS + RANK_BITS);
+        let words = [self.id, self.sequence, self.tag, self.enqueued, place];
+        Outgoing::of_block(self.memory, words).map_err(|memory| Self { memory, ..self })
+    }
+
+    #[inline]
+    fn of_block((memory, words): Block) -> mp_queue::Result<Self> {
+        let [id, sequence, tag, enqueued, place] = words;
+        let weight = place as u8;
+        if weight >= 128 {
+            let kind = shm_core::ErrorKind::Decode;
+            let error = shm_core::Error::new(kind, "an item weighs more than all inputs");
+            return Err(error.into());
+        }
+        Ok(Self {
+            id,
+            sequence,
+            tag,
+            enqueued,
+            weight,
+            rank: (place >> WEIGHT_BITS) as u32 & ((1 << RANK_BITS) - 1),
+            slot: (place >> (WEIGHT_BITS + RANK_BITS)) as u32,
+            memory,
+        })
+    }
+
+    pub(crate) fn member(&self) -> Member {
+        Member {
+            root: self.id,
+            // Below 128: checked when it arrived.
+            weight: 1_u128 << (self.weight & 127),
+        }
+    }
+}
+
+impl Item {
+    /// The item as a slim one, if it is one: its memory is taken out of it then.
+    fn take_slim(&mut self) -> Option<Slim> {
+        let weight = self.short()?;
+        let [share] = &*self.shares else { return None };
+        // What lies on a device travels in a longer message.
+        let memory = share.memory.host()?;
+        let fits =
+            share.views.is_empty() && self.payload.is_empty() && share.rank >> RANK_BITS == 0;
+        let memory = fits.then(|| memory.clone())?;
+        let share = self.shares.pop()?;
+        Some(Slim {
+            id: self.id,
+            sequence: self.sequence,
+            tag: self.tag,
+            enqueued: self.enqueued,
+            weight,
+            rank: share.rank,
+            slot: share.slot,
+            memory,
+        })
+    }
+}
+
+impl From<Slim> for Item {
+    fn from(slim: Slim) -> Self {
+        Self {
+            id: slim.id,
+            parts: 1,
+            members: vec![slim.member()],
+            enqueued: slim.enqueued,
+            sequence: slim.sequence,
+            tag: slim.tag,
+            shares: vec![Share {
+                rank: slim.rank,
+                slot: slim.slot,
+                memory: Memory::Host(slim.memory),
+                views: Vec::new(),
+            }],
+            ..Self::default()
+        }
+    }
+}
+
+impl From<Came> for Item {
+    fn from(came: Came) -> Self {
+        match came {
+            Came::Slim(slim) => slim.into(),
+            Came::Item(item) => item,
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::process::Post;
 use crate::route::{Backpressure, Delivery, Lane, Routes};
 use crate::spec::Layout;
 use crate::step::{QueueGroup, Step, Unfinished};
+use crate::tally::Tally;
 use crate::time_card::Batch;
 
 /// Items that a queue without tensors holds where nothing is said, as in RnB.
@@ -38,6 +39,7 @@ pub(crate) struct Seat {
     /// The device that the slots lie on; `None` for the arena.
     place: Option<u32>,
     freed: Event,
+    pub(crate) tally: Tally,
     pub(crate) ledger: Vec<Queue<Item>>,
 }
 
@@ -105,6 +107,7 @@ impl Wiring {
                         slot_bytes: layout.bytes.max(1),
                         place: place.filter(|_| has_slots),
                         freed: Event::new()?,
+                        tally: Tally::new()?,
                         ledger,
                     });
                     replica += 1;
@@ -248,7 +251,6 @@ impl Wiring {
             group: seat.group,
             device: seat.device,
             restarts,
-            replaceable: step.restarts > 0,
             deaths_expected: self.steps.iter().any(|step| step.restarts > 0),
             wait: self.wait,
             upstream,
@@ -268,6 +270,7 @@ impl Wiring {
             segments: step.segments,
             tombstones: next.is_some_and(|next| next.ordered),
             board: self.board.clone(),
+            tally: seat.tally.clone(),
             log: self.log.clone()?,
             news: self.news.clone(),
             go: self.go.clone(),

@@ -188,6 +188,7 @@ const fn of_messages(mut hash: u64) -> u64 {
     hash = fold(hash, message::FORM_INLINE as u64);
     hash = fold(hash, message::FORM_SPILLED as u64);
     hash = fold(hash, message::FORM_SLOT as u64);
+    hash = fold(hash, message::FORM_BLOCK as u64);
     let handles = [
         What::Exclusive,
         What::Shared,

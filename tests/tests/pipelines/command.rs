@@ -1,5 +1,6 @@
 //! The command of a program whose pipelines come from files, as the example `video_clips` has it.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -123,11 +124,7 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     assert_eq!(checked.status.code(), Some(0));
     for (code, told, more) in [
         (2, "unknown field `colour`", &["--set", "load.colour=1"][..]),
-        (
-            2,
-            "step \"load\", num_segments",
-            &["--set", "load.segments=50"],
-        ),
+        (2, "step \"load\", segments", &["--set", "load.segments=50"]),
         (2, "KEY=VALUE", &["--set", "load"]),
         (2, "unexpected argument", &["--colour"]),
         (1, "no.y4m", &["--set", "iterator_params.path=no.y4m"]),
@@ -150,4 +147,52 @@ pub(crate) fn the_command_says_how_a_run_ended() {
         assert_eq!(output.status.code(), Some(code), "{more:?}: {said}");
         assert!(said.contains(told), "{more:?}: {said}");
     }
+}
+
+/// Ctrl-C on a terminal reaches all processes of the program at once, its own first of all or last.
+pub(crate) fn ctrl_c_on_a_terminal_ends_a_run_as_interrupted() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    let command = command(
+        "whole.toml",
+        &["-m", "20", "--out", &out.display().to_string()],
+    );
+    let words: Vec<_> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| format!("'{}'", word.display()))
+        .collect();
+    let mut terminal = Command::new("script");
+    terminal
+        .args([
+            "--quiet",
+            "--return",
+            "--command",
+            &words.join(" "),
+            "/dev/null",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut running = match terminal.spawn() {
+        Ok(running) => running,
+        Err(error) => {
+            eprintln!(
+                "skipped: no terminal to press Ctrl-C on, since `script` cannot be run: {error}"
+            );
+            return;
+        }
+    };
+    while !out.join("run.json").exists() && running.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    // It stays open: its end would be the end of the terminal's input.
+    let mut keys = running.stdin.take().unwrap();
+    keys.write_all(&[3]).unwrap();
+    let output = running.wait_with_output().unwrap();
+    drop(keys);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted"), "{said}");
+    let run = tensormp::pipeline::report::Run::open(&out).unwrap();
+    assert!(run.has_ended());
+    assert_eq!(run.termination.reason, "interrupted");
 }

@@ -275,29 +275,22 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
         (
             "load.slots",
             "4294967295",
-            &[
-                "step \"load\", num_shared_tensors",
-                "a queue holds 16777216",
-            ],
+            &["step \"load\", slots", "a queue holds 16777216"],
         ),
         (
             "load.stage",
             "Loader",
             &["step \"load\", queue group 0", "no stage \"Loader\""],
         ),
-        (
-            "load.slots",
-            "0",
-            &["step \"load\", num_shared_tensors", "at least 1"],
-        ),
+        ("load.slots", "0", &["step \"load\", slots", "at least 1"]),
         (
             "load.slots",
             "2",
             &[
-                "step \"load\", num_segments",
+                "step \"load\", segments",
                 "3 segments",
                 "2 slots",
-                "raise num_shared_tensors to 3",
+                "raise slots to 3",
             ],
         ),
         (
@@ -305,7 +298,7 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
             "\"many\"",
             &["step \"load\", slots", "invalid type"],
         ),
-        ("load.segments", "0", &["step \"load\", num_segments"]),
+        ("load.segments", "0", &["step \"load\", segments"]),
         (
             "load.delivery",
             "all",
@@ -353,16 +346,8 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
             "[0]",
             &["step \"join\", queue group 0, out_queues", "last"],
         ),
-        (
-            "join.slots",
-            "3",
-            &["step \"join\", num_shared_tensors", "last"],
-        ),
-        (
-            "join.segments",
-            "2",
-            &["step \"join\", num_segments", "last"],
-        ),
+        ("join.slots", "3", &["step \"join\", slots", "last"]),
+        ("join.segments", "2", &["step \"join\", segments", "last"]),
         (
             "join.aggregate",
             "three",
@@ -401,6 +386,22 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
         for part in told {
             assert!(error.contains(part), "{key} = {value}: {part:?} in {error}");
         }
+    }
+    // Where it is written in RnB's words, they are what is to be changed.
+    let in_rnbs_words = TOML
+        .replace("stage = ", "model = ")
+        .replace("slots = 3", "num_shared_tensors = 2")
+        .replace("segments = 3", "num_segments = 3");
+    let config = Config::from_toml(&in_rnbs_words).unwrap();
+    let checked = config
+        .pipeline(registry)
+        .and_then(|pipeline| pipeline.check());
+    let error = checked.unwrap_err().to_string();
+    for part in [
+        "step \"load\", num_segments",
+        "raise num_shared_tensors to 3",
+    ] {
+        assert!(error.contains(part), "{part:?} in {error}");
     }
     for (text, told) in [
         ("pipeline = 3", "the configuration, pipeline"),

@@ -273,29 +273,30 @@ pub(crate) fn inputs_are_put_together_by_count_and_by_deadline() {
     assert_eq!(rows.last(), Some(&(2 * ROWS)), "what was left at the end");
     assert_eq!(report.items().completed, 42);
 
-    // Inputs that come one by one, each later than the batch before may wait.
+    // Inputs that come one by one, each when the one before was seen: what makes them batches is that they wait too long.
     let params = BatcherParams {
         deadline_ms: Some(1.0),
         ..params
     };
-    let load = LoadParams {
-        ms: 30,
-        ..LoadParams::default()
-    };
+    let (seen, was_seen) = Queue::bounded(1).unwrap().split();
+    let one_by_one = (0..6_u64).inspect(move |&number| {
+        if number > 0 {
+            was_seen.get().unwrap();
+        }
+    });
     let report = Pipeline::new()
-        .client(client(6))
-        .step(Step::of::<Load>("load", load).slots(5))
+        .client(Client::new(one_by_one))
+        .step(Step::of::<Load>("load", LoadParams::default()).slots(5))
         .step(Step::of::<Batcher>("batch", params))
-        .step(see_batches())
+        .step(Step::of::<Rows>("rows", Some(seen)))
         .run()
         .unwrap();
     let rows: Vec<_> = report.results::<Rows>("rows").unwrap().concat();
-    assert!(rows.len() > 2, "two full batches would be {rows:?}");
-    assert_eq!(rows.iter().sum::<usize>(), 6 * ROWS);
+    assert_eq!(rows, [ROWS; 6]);
 }
 
 fn see_batches() -> Step {
-    Step::of::<Rows>("rows", ())
+    Step::of::<Rows>("rows", None)
 }
 
 pub(crate) fn inputs_are_passed_on_without_a_copy() {

@@ -5,6 +5,7 @@ mod command;
 mod config;
 mod endings;
 mod flow;
+mod odd;
 mod rnb;
 mod stages;
 
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
     use config::*;
     use endings::*;
     use flow::*;
+    use odd::*;
     let tests = tests![
         every_item_is_handled_once_among_replicas,
         values_travel_without_tensors,
@@ -41,6 +43,9 @@ fn main() -> ExitCode {
         a_process_is_replaced_and_its_item_reported,
         a_crash_loop_ends_the_run,
         a_stage_that_hangs_ends_the_run_or_is_replaced,
+        a_stage_that_fails_while_it_is_made_or_ends_ends_the_run_with_its_cause,
+        a_stage_that_does_not_keep_to_its_own_shapes_is_told_which_they_are,
+        a_thousand_slots_are_all_used_again_by_replicas,
         a_run_that_takes_too_long_or_is_stopped_says_so,
         a_step_that_has_had_enough_ends_those_before_it,
         configurations_as_rnb_ships_them_run_to_their_target,
@@ -51,6 +56,7 @@ fn main() -> ExitCode {
         tensors_that_do_not_fit_the_next_stage_are_refused,
         clips_give_the_same_features_however_they_are_split,
         the_command_says_how_a_run_ended,
+        ctrl_c_on_a_terminal_ends_a_run_as_interrupted,
         killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are_accounted_for,
         killed_at_random_processes_are_replaced_and_items_are_accounted_for,
         a_reader_that_has_had_enough_does_not_keep_the_others_from_theirs,

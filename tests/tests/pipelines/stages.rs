@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use tensormp::Sender;
 use tensormp::pipeline::{Context, Flow, Input, Output, Parts, Stage, StageError, TensorSpec};
 
 /// Rows of a slot, and elements of a row.
@@ -336,7 +337,7 @@ impl Stage for Values {
     type Params = ();
     type Result = Vec<u64>;
 
-    fn output_spec(_: &()) -> Vec<TensorSpec> {
+    fn output_spec(_: &Self::Params) -> Vec<TensorSpec> {
         Vec::new()
     }
 
@@ -357,23 +358,28 @@ impl Stage for Values {
 }
 
 /// Brings home how many rows each input had.
-pub(crate) struct Rows(Vec<usize>);
+pub(crate) struct Rows(Vec<usize>, Option<Sender<()>>);
 
 impl Stage for Rows {
-    type Params = ();
+    /// Where it says that it has seen a batch.
+    type Params = Option<Sender<()>>;
     type Result = Vec<usize>;
 
-    fn output_spec(_: &()) -> Vec<TensorSpec> {
+    fn output_spec(_: &Self::Params) -> Vec<TensorSpec> {
         Vec::new()
     }
 
-    fn new(_: (), _: &Context) -> Result<Self, StageError> {
-        Ok(Self(Vec::new()))
+    fn new(seen: Self::Params, _: &Context) -> Result<Self, StageError> {
+        Ok(Self(Vec::new(), seen))
     }
 
     fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
         if let Some(input) = input {
             self.0.push(input.shape(0)?[0]);
+            if let Some(seen) = &self.1 {
+                // Nobody waits for the last.
+                let _ = seen.put(());
+            }
         }
         Ok(Flow::Continue)
     }

@@ -78,6 +78,15 @@ pub(crate) fn make_slots(device: u32, _count: usize, _bytes: usize) -> Result<Ve
 }
 
 impl Memory {
+    /// What lies in the arena.
+    pub(crate) fn host(&self) -> Option<&SharedTensor<u8>> {
+        match self {
+            Self::Host(memory) => Some(memory),
+            #[cfg(feature = "cuda")]
+            Self::Device(_) => None,
+        }
+    }
+
     /// To be read here.
     ///
     /// # Errors
@@ -262,6 +271,15 @@ fn copy_to(
 }
 
 impl Writable {
+    /// Whether it lies in the arena.
+    pub(crate) const fn is_on_host(&self) -> bool {
+        match self {
+            Self::Host(_) => true,
+            #[cfg(feature = "cuda")]
+            Self::Device(_) => false,
+        }
+    }
+
     pub(crate) fn freeze(self) -> Store {
         match self {
             Self::Host(memory) => Store::Host(memory.freeze()),

@@ -192,8 +192,24 @@ pub struct RingSample {
     pub t: u64,
     /// Which ring.
     pub ring: String,
-    /// Slots in use.
+    /// Slots in use, of all processes of the step.
     pub in_use: u32,
+    /// Whose slots were looked at; its own alone are told in the file.
+    #[serde(default)]
+    pub rank: Option<u32>,
+}
+
+/// Puts samples in order and adds up what processes of one ring told, each for itself.
+fn add_up(samples: &mut [RingSample]) {
+    samples.sort_by_key(|sample| sample.t);
+    let mut last = std::collections::HashMap::new();
+    for sample in samples {
+        let Some(rank) = sample.rank else { continue };
+        let of_ring: &mut std::collections::BTreeMap<u32, u32> =
+            last.entry(sample.ring.clone()).or_default();
+        of_ring.insert(rank, sample.in_use);
+        sample.in_use = of_ring.values().sum();
+    }
 }
 
 impl Run {
@@ -225,6 +241,7 @@ impl Run {
         }
         run.cards = lines(&directory.join("items.jsonl"))?;
         run.samples = lines(&directory.join("rings.jsonl"))?;
+        add_up(&mut run.samples);
         if !run.has_ended() {
             // How far it came is in the cards alone.
             let last = run.cards.iter().map(Card::done).max();

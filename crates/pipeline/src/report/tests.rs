@@ -187,3 +187,20 @@ fn two_runs_are_compared_step_by_step() {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
 }
+
+#[test]
+fn slots_of_several_processes_are_added_up_in_the_order_in_which_they_were_looked_at() {
+    let directory = directory();
+    sample::write(directory.path(), 1);
+    let lines = [(30, 1, 2), (10, 0, 3), (20, 1, 1), (40, 0, 0)].map(|(t, rank, in_use)| {
+        format!("{{\"t\":{t},\"ring\":\"load→infer\",\"rank\":{rank},\"in_use\":{in_use}}}\n")
+    });
+    fs::write(directory.path().join("rings.jsonl"), lines.concat()).unwrap();
+    let run = Run::open(directory.path()).unwrap();
+    let used: Vec<_> = run
+        .samples
+        .iter()
+        .map(|sample| (sample.t, sample.in_use))
+        .collect();
+    assert_eq!(used, [(10, 3), (20, 4), (30, 5), (40, 2)]);
+}

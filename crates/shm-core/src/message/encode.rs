@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::decode::{Arrived, Entries, Incoming, decode_with};
 use super::draft::{Append, Draft};
 use super::parse::{
-    Bytes, Entry, FEW, FORM_SPILLED, HANDLES_MAX, What, parse_inline, parse_spilled,
+    Bytes, Entry, FEW, FORM_SPILLED, HANDLES_MAX, What, malformed, parse_inline, parse_spilled,
 };
 use super::scope::{self, EncodeScope, head};
 use super::strict::Whole;
@@ -435,6 +435,11 @@ impl Incoming {
     /// `OutOfRoom` when it needs a block of its own; `WrongMode` for a ring's slot, which belongs to its ring;
     /// everything the message held is released then.
     pub fn forward(mut self, arena: &Arena) -> Result<Outgoing> {
+        if let Some(block) = self.take_block() {
+            let (tensor, words) = block?;
+            return Outgoing::of_block(tensor, words)
+                .map_err(|_| malformed("a block that came whole is not"));
+        }
         let mut message = Outgoing::default();
         let mut table = Vec::new();
         for slot in self.entries.iter_mut().flat_map(|entries| &mut entries.0) {

@@ -6,6 +6,7 @@
 //! sender's own handle is really gone. Small messages lie in the 56 bytes of a cell, larger ones in a block.
 //! What arrives is checked before it is used; `docs/src/wire.md` has the format.
 
+mod block;
 mod decode;
 mod draft;
 mod encode;
@@ -15,6 +16,7 @@ mod scope;
 mod serde;
 mod strict;
 
+pub use block::Block;
 pub use decode::Incoming;
 pub(crate) use decode::{Arrived, Entries};
 pub(crate) use encode::Pin;
@@ -24,7 +26,7 @@ pub use encode::{EncodeError, Outgoing, encode, plain, read_plain};
 pub(crate) use parse::What;
 pub(crate) use parse::names;
 pub(crate) use parse::{
-    Entry, FEW, FORM_INLINE, FORM_SLOT, FORM_SPILLED, Parsed, parse, parse_into,
+    Entry, FEW, FORM_BLOCK, FORM_INLINE, FORM_SLOT, FORM_SPILLED, Parsed, parse, parse_into,
 };
 pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
 pub use serde::{refuse, refuse_because, refuse_to_write};

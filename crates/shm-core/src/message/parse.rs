@@ -11,6 +11,7 @@ use crate::heap;
 use crate::held;
 use crate::layout::{LINE, counted};
 use crate::line::{Counted, Mode, Tag};
+use crate::slots::META_WORDS;
 use crate::storage::{self, Place, Storage};
 
 /// Handles of a message that need no allocation of this process. More than that hardly fit a cell; and each place moves
@@ -27,6 +28,8 @@ pub(crate) const FORM_INLINE: u8 = 1;
 pub(crate) const FORM_SPILLED: u8 = 2;
 /// A ring's message: one slot, and words of the ring's own.
 pub(crate) const FORM_SLOT: u8 = 3;
+/// One whole shared tensor of bytes, and words of the sender's own.
+pub(crate) const FORM_BLOCK: u8 = 4;
 /// Handles that one message may carry.
 pub(super) const HANDLES_MAX: usize = 1 << 20;
 
@@ -117,6 +120,9 @@ impl What {
     }
 }
 
+/// Where in a cell the words beside a block lie.
+const BESIDE_BLOCK: (usize, usize) = (16, CELL);
+
 /// What else a handle says (a tensor's geometry): where it lies in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Extra {
@@ -198,6 +204,13 @@ impl Bytes {
         if !self.far.is_empty() {
             self.far = Vec::new();
         }
+    }
+
+    /// The words beside a block, in a message of that form.
+    #[inline]
+    pub(super) fn beside_block(&self) -> Option<[u64; META_WORDS]> {
+        let [named, _, words @ ..] = self.near.map(u64::from_le);
+        (named as u8 == FORM_BLOCK && self.body == BESIDE_BLOCK).then_some(words)
     }
 
     /// Where the payload of a cell is to be read into, each word little endian.
@@ -367,6 +380,7 @@ pub(crate) fn names(
                 None => return false,
             }
         }
+        FORM_BLOCK => return (payload[0] >> 8, payload[1]) == (line, generation),
         _ => return false,
     };
     outcome.is_ok()
@@ -408,6 +422,17 @@ pub(crate) fn parse_into(
             extra: Extra::default(),
             place: Place::default(),
         }),
+        FORM_BLOCK => {
+            out.near = payload.map(u64::to_le);
+            out.body = BESIDE_BLOCK;
+            entries.push(Entry {
+                what: What::Shared,
+                line: payload[0] >> 8,
+                generation: payload[1],
+                extra: Extra::default(),
+                place: Place::default(),
+            });
+        }
         _ => return Err(malformed("it has an unknown form")),
     }
     for entry in entries.iter_mut() {

@@ -185,6 +185,15 @@ impl Placed {
         (self.storage, self.geometry)
     }
 
+    /// Gives up a shared one for its storage, whose reference goes elsewhere.
+    pub(super) fn into_shared_storage(self) -> Storage {
+        debug_assert!(
+            !self.exclusive,
+            "an exclusive storage was to be given away as shared"
+        );
+        self.storage
+    }
+
     /// The exclusive or the first shared holder of a storage that was aliased, if nobody else, in any process or
     /// message, holds it; else its parts again.
     #[expect(

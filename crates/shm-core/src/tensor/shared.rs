@@ -2,6 +2,8 @@
 
 use crate::error::Result;
 use crate::message;
+use crate::storage::Storage;
+use crate::tensor::dtype::Dtype;
 use crate::tensor::element::Element;
 use crate::tensor::exclusive::Tensor;
 use crate::tensor::geometry::Geometry;
@@ -185,8 +187,43 @@ impl<T: Element> SharedTensor<T> {
         Strided::new(view).map(SharedTensor)
     }
 
+    /// The storage, if this is all of it in one dimension.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the holder itself comes back, which is no error to be passed far"
+    )]
+    #[inline]
+    pub(crate) fn into_whole(self) -> Result<Storage, Self> {
+        let placed = self.0.placed();
+        let geometry = placed.geometry();
+        let is_whole = geometry.ndim() == 1
+            && geometry.offset() == 0
+            && geometry.is_contiguous()
+            && geometry.packed_bytes() == placed.storage().len();
+        if is_whole {
+            Ok(self.0.into_placed().into_shared_storage())
+        } else {
+            Err(self)
+        }
+    }
+
     pub(crate) fn into_placed(self) -> Placed {
         self.0.into_placed()
+    }
+}
+
+impl SharedTensor<u8> {
+    /// All bytes of a storage that came in a message.
+    ///
+    /// # Errors
+    /// When its block is not shared.
+    #[inline]
+    pub(crate) fn whole(storage: Storage) -> Result<Self> {
+        let geometry = Geometry::packed(Dtype::U8, &[storage.len()])?;
+        // SAFETY: as in `deserialize`: the block's header says that it is shared (checked within), and it can be thawed only
+        // when nobody holds it, and now we do.
+        let placed = unsafe { Placed::shared(storage, geometry) }?;
+        Ok(SharedTensor::new(Strided::of(placed)))
     }
 }
 
@@ -243,8 +280,6 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
     use crate::line::Mode;
-    use crate::storage::Storage;
-    use crate::tensor::Dtype;
     use crate::{Arena, Tensor};
 
     fn cube() -> SharedTensor<i64> {

@@ -1,0 +1,107 @@
+//! Where an output comes from: its number, its share of the weight of its inputs, and the segments it is divided into.
+
+use std::sync::Arc;
+
+use crate::card::Card;
+use crate::home::Home;
+use crate::item::{FULL, Item, Member, Share, divide};
+use crate::pool::segments;
+
+/// Gives an output its number, and its part of the weight of what it was made of.
+pub(crate) fn descend(
+    item: &mut Item,
+    cards: &[&Arc<Card>],
+    next_new: &mut u64,
+    next_input: Option<&mut u64>,
+) {
+    let mut fresh = || {
+        *next_new += 1;
+        *next_new - 1
+    };
+    match cards {
+        [] => {
+            item.id = match next_input {
+                Some(next) => {
+                    *next += 1;
+                    *next - 1
+                }
+                None => fresh(),
+            };
+            item.members = vec![Member {
+                root: item.id,
+                weight: FULL,
+            }];
+        }
+        [one] => {
+            let (nth, members) = one.derive();
+            let (id, part, parts) = one.identity();
+            item.members = members;
+            if nth == 0 {
+                (item.id, item.part, item.parts) = (id, part, parts);
+            } else {
+                item.id = fresh();
+                item.parents = vec![id];
+            }
+        }
+        several => {
+            let (id, _, parts) = several[0].identity();
+            let mut ids: Vec<u64> = Vec::new();
+            for card in several {
+                let of_card = card.identity().0;
+                if !ids.contains(&of_card) {
+                    ids.push(of_card);
+                }
+                for member in card.derive().1 {
+                    match item
+                        .members
+                        .iter_mut()
+                        .find(|known| known.root == member.root)
+                    {
+                        Some(known) => known.weight += member.weight,
+                        None => item.members.push(member),
+                    }
+                }
+            }
+            // All segments of one item: it is whole again.
+            if ids.len() == 1 && several.len() as u32 == parts {
+                item.id = id;
+            } else {
+                item.id = fresh();
+                item.parents = ids;
+            }
+        }
+    }
+}
+
+/// Says of each slot what is valid in it, where only "all" was said.
+pub(crate) fn say_what_is_valid(home: &Home, item: &mut Item) {
+    for share in &mut item.shares {
+        if let Some(known) = home.upstream.get(share.rank)
+            && share.views.is_empty()
+        {
+            share.views.clone_from(&known.layout.whole);
+        }
+    }
+}
+
+/// The segments of an item, each a part of its rows.
+pub(crate) fn fork(whole: Item, n: u32) -> Vec<Item> {
+    let mut shares: Vec<Vec<Share>> = vec![Vec::new(); n as usize];
+    for share in &whole.shares {
+        for (segment, part) in segments(share, n).into_iter().enumerate() {
+            shares[segment].push(part);
+        }
+    }
+    divide(&whole.members, n)
+        .into_iter()
+        .zip(shares)
+        .enumerate()
+        .map(|(segment, (members, shares))| Item {
+            part: whole.part * n + segment as u32,
+            parts: whole.parts.saturating_mul(n),
+            members,
+            shares,
+            ..whole.clone()
+        })
+        .collect()
+}

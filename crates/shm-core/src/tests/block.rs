@@ -1,0 +1,105 @@
+//! Messages that are one whole shared tensor of bytes.
+
+use super::{arena, assert_clean, assert_empty, join, queue};
+use crate::cells::Claim;
+use crate::error::ErrorKind;
+use crate::line::Mode;
+use crate::message::{FORM_BLOCK, Outgoing};
+use crate::object::Object;
+use crate::tensor::{SharedTensor, Tensor};
+use crate::transfer::{Get, Put};
+
+fn frozen() -> SharedTensor<u8> {
+    Tensor::from_slice(3, &[1_u8, 2, 3]).unwrap().freeze()
+}
+
+#[test]
+fn a_whole_tensor_arrives_with_the_words_beside_it() {
+    let tensor = frozen();
+    let message = Outgoing::of_block(tensor.clone(), [1, 2, 3, 4, u64::MAX]).unwrap();
+    let (back, words) = message.into_block().unwrap();
+    assert!(back.same_storage(&tensor));
+    assert_eq!(words, [1, 2, 3, 4, u64::MAX]);
+}
+
+#[test]
+fn it_goes_through_cells_and_lanes_and_is_held_by_both_until_both_let_go() {
+    let here = arena();
+    let there = join(&here);
+    let sender = queue(&here, 2);
+    let receiver = Object::open(&there, sender.handle()).unwrap();
+    for array in [0, 1] {
+        let kept = Tensor::<u8>::full_in(&here, [10], 7).unwrap().freeze();
+        let mut message = Outgoing::of_block(kept.clone(), [9; 5]).unwrap();
+        let put = sender.try_put(array, &mut message).unwrap();
+        assert!(matches!(put, Put::Done(_)));
+        let kept = kept.try_thaw().unwrap_err();
+        let Get::Message(mut message, _) = receiver.try_get(array, &mut u64::MAX.clone()).unwrap()
+        else {
+            panic!("nothing came");
+        };
+        let (tensor, words) = message.take_block().unwrap().unwrap();
+        assert_eq!((tensor.as_slice(), words), (&[7; 10][..], [9; 5]));
+        assert!(message.take_block().is_none(), "it is taken once");
+        let kept = kept.try_thaw().unwrap_err();
+        drop(tensor);
+        kept.try_thaw().unwrap();
+        assert_clean(&here);
+    }
+    drop((sender, receiver));
+    assert_empty(&here);
+}
+
+#[test]
+fn whoever_reads_it_as_a_value_gets_an_error_and_what_it_held_is_let_go() {
+    let here = arena();
+    let queue = queue(&here, 2);
+    let tensor = Tensor::<u8>::full_in(&here, [10], 7).unwrap().freeze();
+    let mut message = Outgoing::of_block(tensor, [0; 5]).unwrap();
+    assert!(message.duplicate().unwrap().decode::<u64>().is_err());
+    assert!(matches!(
+        queue.try_put(0, &mut message).unwrap(),
+        Put::Done(_)
+    ));
+    let Get::Message(message, _) = queue.try_get(0, &mut u64::MAX.clone()).unwrap() else {
+        panic!("nothing came");
+    };
+    let error = message
+        .decode::<(SharedTensor<u8>, [u8; 7], [u8; 32])>()
+        .unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Decode);
+    drop(queue);
+    assert_empty(&here);
+}
+
+#[test]
+fn one_that_names_what_is_not_shared_is_refused() {
+    let here = arena();
+    let queue = queue(&here, 2);
+    let tensor = Tensor::<u8>::full_in(&here, [10], 7).unwrap();
+    let placed = tensor.into_placed();
+    let (line, generation) = placed.storage().id();
+    let cells = queue.cells(0).unwrap();
+    let Claim::At(pos) = cells.claim(here.me()) else {
+        panic!("a new queue is full");
+    };
+    cells.write(
+        pos,
+        &[u64::from(FORM_BLOCK) | line << 8, generation, 0, 0, 0, 0, 0],
+    );
+    cells.publish(pos);
+    let error = queue.try_get(0, &mut u64::MAX.clone()).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::WrongMode);
+    assert_eq!(placed.storage().mode(), Mode::Exclusive);
+    drop((queue, placed));
+    assert_empty(&here);
+}
+
+#[test]
+fn a_part_of_a_tensor_is_no_whole_one() {
+    let part = frozen().narrow(0, 0, 2).unwrap();
+    let part = Outgoing::of_block(part, [0; 5]).unwrap_err();
+    assert_eq!(part.to_vec(), [1, 2]);
+    let square = Tensor::<u8>::zeros([2, 2]).unwrap().freeze();
+    assert!(Outgoing::of_block(square, [0; 5]).is_err());
+}

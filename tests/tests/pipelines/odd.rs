@@ -1,0 +1,188 @@
+//! Stages that fail where few do: while they are made, while they end, with shapes that are not theirs; and many slots.
+
+use std::time::Duration;
+
+use integration_tests::allow_leaks;
+use serde::{Deserialize, Serialize};
+use tensormp::pipeline::{
+    Client, Context, Flow, Input, Output, Pipeline, Stage, StageError, Step, TensorSpec,
+    Termination,
+};
+
+/// What a stage does that it should not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+enum Odd {
+    #[default]
+    Nothing,
+    PanicsInNew,
+    ErrsInNew,
+    HangsInNew,
+    PanicsInDrop,
+    HangsInFinish,
+    WritesOtherElements,
+    WritesAnotherTensor,
+    SaysMoreRows,
+    SaysOtherDimensions,
+}
+
+/// Passes a number on, in a slot that says nothing else.
+struct Plain(Odd);
+
+/// For as long as a test may take.
+fn hang() {
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+impl Stage for Plain {
+    type Params = Odd;
+    type Result = ();
+
+    fn output_spec(_: &Odd) -> Vec<TensorSpec> {
+        vec![TensorSpec::of::<u64>([2, 4])]
+    }
+
+    fn new(odd: Odd, _: &Context) -> Result<Self, StageError> {
+        match odd {
+            Odd::PanicsInNew => panic!("no model today"),
+            Odd::ErrsInNew => return Err("no weights today".into()),
+            Odd::HangsInNew => hang(),
+            _ => {}
+        }
+        Ok(Self(odd))
+    }
+
+    fn process(&mut self, input: Option<Input>, output: &mut Output) -> Result<Flow, StageError> {
+        let input = input.ok_or("a step without an input")?;
+        let number = match input.slots() {
+            0 => input.payload::<u64>()?,
+            _ => input.tensor::<u64>(0)?[7],
+        };
+        let mut slot = output.loan()?;
+        match self.0 {
+            Odd::WritesOtherElements => slot.tensor_mut::<f64>(0)?.fill(0.0),
+            Odd::WritesAnotherTensor => slot.tensor_mut::<u64>(1)?.fill(0),
+            Odd::SaysMoreRows => slot.set_valid(0, 3)?,
+            Odd::SaysOtherDimensions => slot.set_shape(0, &[4, 2])?,
+            _ => {}
+        }
+        slot.tensor_mut::<u64>(0)?.fill(number);
+        slot.set_sequence(number);
+        output.publish(slot)?;
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<(), StageError> {
+        if self.0 == Odd::HangsInFinish {
+            hang();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        if self.0 == Odd::PanicsInDrop {
+            panic!("the model does not let go");
+        }
+    }
+}
+
+/// Brings the numbers home.
+struct Numbers(Vec<u64>);
+
+impl Stage for Numbers {
+    type Params = ();
+    type Result = Vec<u64>;
+
+    fn output_spec(_: &()) -> Vec<TensorSpec> {
+        Vec::new()
+    }
+
+    fn new(_: (), _: &Context) -> Result<Self, StageError> {
+        Ok(Self(Vec::new()))
+    }
+
+    fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        let input = input.ok_or("a step without an input")?;
+        let number = input.sequence();
+        if input.tensor::<u64>(0)? != [number; 8] {
+            return Err(format!("item {number} arrived as {:?}", input.tensor::<u64>(0)).into());
+        }
+        self.0.push(number);
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<Vec<u64>, StageError> {
+        Ok(self.0)
+    }
+}
+
+fn pipeline(odd: Odd, count: u64) -> Pipeline {
+    Pipeline::new()
+        .client(Client::new(0..count))
+        .step(Step::of::<Plain>("first", Odd::Nothing))
+        .step(Step::of::<Plain>("odd", odd).limit(Duration::from_secs(2)))
+        .step(Step::of::<Numbers>("numbers", ()))
+}
+
+pub(crate) fn a_stage_that_fails_while_it_is_made_or_ends_ends_the_run_with_its_cause() {
+    allow_leaks(8);
+    for (odd, ended, told) in [
+        (Odd::PanicsInNew, Termination::Failed, "no model today"),
+        (Odd::ErrsInNew, Termination::Failed, "no weights today"),
+        (Odd::PanicsInDrop, Termination::Failed, "does not let go"),
+        (Odd::HangsInFinish, Termination::TimedOut, "has been ending"),
+    ] {
+        let report = pipeline(odd, 5).start().unwrap().wait();
+        let text = report.error().unwrap().to_string();
+        assert_eq!(report.termination(), ended, "{odd:?}: {text}");
+        assert!(
+            text.contains(told) && text.contains("odd"),
+            "{odd:?}: {text}"
+        );
+    }
+    // Nothing says how long it may take to be made, but for the whole run.
+    let hangs = pipeline(Odd::HangsInNew, 5).timeout(Duration::from_secs(1));
+    let report = hangs.start().unwrap().wait();
+    let text = report.error().unwrap().to_string();
+    assert_eq!(report.termination(), Termination::TimedOut, "{text}");
+    assert!(text.contains("process 1 (\"odd\")"), "{text}");
+}
+
+pub(crate) fn a_stage_that_does_not_keep_to_its_own_shapes_is_told_which_they_are() {
+    allow_leaks(8);
+    for (odd, told) in [
+        (Odd::WritesOtherElements, "f64"),
+        (Odd::WritesAnotherTensor, "tensor 1"),
+        (Odd::SaysMoreRows, "[3, 4]"),
+        (Odd::SaysOtherDimensions, "[4, 2]"),
+    ] {
+        let report = pipeline(odd, 5).start().unwrap().wait();
+        let text = report.error().unwrap().to_string();
+        assert_eq!(report.termination(), Termination::Failed, "{text}");
+        assert!(
+            text.contains(told) && text.contains("\"odd\""),
+            "{odd:?}: {text}"
+        );
+    }
+}
+
+pub(crate) fn a_thousand_slots_are_all_used_again_by_replicas() {
+    let count = 3_000;
+    let report = Pipeline::new()
+        .client(Client::new(0..count))
+        .step(Step::of::<Plain>("first", Odd::Nothing).slots(1_000))
+        .step(
+            Step::of::<Plain>("second", Odd::Nothing)
+                .replicas(2)
+                .slots(3),
+        )
+        .step(Step::of::<Numbers>("numbers", ()))
+        .run()
+        .unwrap();
+    let mut numbers = report.results::<Numbers>("numbers").unwrap().concat();
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(0..count));
+    let items = report.items();
+    assert_eq!((items.offered, items.completed), (count, count));
+}
