@@ -231,8 +231,11 @@ impl Arena {
 
 fn unknown(name: &str, entries: &[Entry]) -> Error {
     // The newest are the likeliest to be meant. Escaped, since any process may have given them.
-    let newest = entries.iter().rev().take(LISTED);
-    let known: Vec<_> = newest.map(|entry| format!("{:?}", entry.name)).collect();
+    let names = entries
+        .iter()
+        .rev()
+        .map(|entry| format!("{:?}", entry.name));
+    let known: Vec<_> = names.take(LISTED).collect();
     let more = match entries.len().checked_sub(known.len()) {
         Some(more @ 1..) => format!(" and {more} more"),
         _ => String::new(),
@@ -242,10 +245,8 @@ fn unknown(name: &str, entries: &[Entry]) -> Error {
         1 => format!("there is one name: {}", known[0]),
         many => format!("there are {many} names: {}{more}", known.join(", ")),
     };
-    Error::new(
-        ErrorKind::NotFound,
-        format!("nothing in the arena has the name {name:?}; {there}"),
-    )
+    let text = format!("nothing in the arena has the name {name:?}; {there}");
+    Error::new(ErrorKind::NotFound, text)
 }
 
 fn damaged() -> Error {
