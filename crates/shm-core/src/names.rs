@@ -231,21 +231,19 @@ impl Arena {
 
 fn unknown(name: &str, entries: &[Entry]) -> Error {
     // The newest are the likeliest to be meant. Escaped, since any process may have given them.
-    let newest = entries.iter().rev().take(LISTED);
-    let known: Vec<_> = newest.map(|entry| format!("{:?}", entry.name)).collect();
-    let more = match entries.len().checked_sub(known.len()) {
-        Some(more @ 1..) => format!(" and {more} more"),
-        _ => String::new(),
-    };
+    let names = entries.iter().rev().map(|entry| &entry.name).take(LISTED);
+    let known: Vec<_> = names.map(|name| format!("{name:?}")).collect();
+    let known = known.join(", ");
     let there = match entries.len() {
         0 => "nothing has been published in it".to_owned(),
-        1 => format!("there is one name: {}", known[0]),
-        many => format!("there are {many} names: {}{more}", known.join(", ")),
+        1 => format!("there is one name: {known}"),
+        many if many > LISTED => {
+            format!("there are {many} names: {known} and {} more", many - LISTED)
+        }
+        many => format!("there are {many} names: {known}"),
     };
-    Error::new(
-        ErrorKind::NotFound,
-        format!("nothing in the arena has the name {name:?}; {there}"),
-    )
+    let text = format!("nothing in the arena has the name {name:?}; {there}");
+    Error::new(ErrorKind::NotFound, text)
 }
 
 fn damaged() -> Error {
