@@ -161,10 +161,6 @@ const ALLOWED: &[(&str, &str)] = &[
         "the trait by which a strategy promises that its files are the arena's alone",
     ),
     (
-        "crates/shm-core/src/tests/death.rs",
-        "repairs what a killed child left",
-    ),
-    (
         "crates/shm-core/src/tensor/cast.rs",
         "bytes seen as elements, which any bytes are",
     ),

@@ -3,7 +3,8 @@
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use super::parse::{Bytes, Extra, FEW, What};
+use super::bytes::Bytes;
+use super::parse::{Extra, FEW, What};
 use super::reach::{self, Guard, Reach, Scope};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;

@@ -7,10 +7,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
+use super::bytes::Bytes;
 use super::decode::{Arrived, Entries, Incoming, decode_with};
 use super::draft::{Append, Draft};
 use super::parse::{
-    Bytes, Entry, FEW, FORM_SPILLED, HANDLES_MAX, What, malformed, parse_inline, parse_spilled,
+    Entry, FEW, FORM_SPILLED, HANDLES_MAX, What, malformed, parse_inline, parse_spilled,
 };
 use super::scope::{self, EncodeScope, head};
 use super::strict::Whole;

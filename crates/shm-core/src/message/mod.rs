@@ -7,6 +7,7 @@
 //! What arrives is checked before it is used; `docs/src/wire.md` has the format.
 
 mod block;
+mod bytes;
 mod decode;
 mod draft;
 mod encode;
