@@ -187,6 +187,39 @@ fn who_looks_into_a_doubt_and_is_killed_at_any_step_is_followed_by_another() {
 }
 
 #[test]
+fn who_is_killed_while_it_sends_one_more_reference_leaves_none() {
+    const NAME: &str = "tests::doubt::who_is_killed_while_it_sends_one_more_reference_leaves_none";
+    if rerun(NAME).is_none() {
+        let (arena, queue) = borrowed();
+        let Get::Message(letter, _) = queue.try_get(0, &mut u64::MAX.clone()).unwrap() else {
+            unreachable!("{:?} was sent a tensor", arena.me());
+        };
+        let kept = letter.decode::<SharedTensor<u8>>().unwrap();
+        let mut answer = message::encode(&arena, kept.clone()).unwrap();
+        let put = queue.try_put(0, &mut answer).unwrap();
+        unreachable!("{put:?} with {kept:?}");
+    }
+    for label in ["block.share.entering", "put.giving", "put.published"] {
+        let root = arena();
+        let letters = queue(&root, 1);
+        let mut letter = message::encode(&root, shared(&root)).unwrap();
+        assert!(matches!(
+            letters.try_put(0, &mut letter).unwrap(),
+            Put::Done(_)
+        ));
+        let mut child = rerun(NAME).unwrap();
+        child.env("TENSORMP_FAILPOINT", format!("{label}=kill"));
+        lend(&mut child, &root, &letters);
+        let output = output(&mut child);
+        assert_eq!(output.status.signal(), Some(9), "{label}: {output:?}");
+        root.bury_the_dead();
+        drop(letters);
+        assert_empty(&root);
+        wipe(&root);
+    }
+}
+
+#[test]
 fn an_own_reference_is_given_back_once_whatever_was_in_doubt() {
     let root = arena();
     let ours = shared(&root);

@@ -95,7 +95,7 @@ impl Departure {
                 arena
                     .leases()
                     .record(segment, lease, Kind::Entering, line, generation);
-                crate::failpoint!("put.entering");
+                crate::failpoint!("block.share.entering");
                 let word = segment.word(pin.held.line * LINE + counted::WORD);
                 if let Err(error) = line::increment(word, generation) {
                     arena.leases().clear(segment, lease);
