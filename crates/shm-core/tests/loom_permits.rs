@@ -151,12 +151,12 @@ fn a_reader_and_a_writer<V: Variant>() {
         })
     };
     let lock = Readers(world.permits());
-    if let Acquired::At { .. } = lock.claim(owner(1), 0) {
-        if lock.drained(owner(1), 0) == Ok(true) {
-            assert_eq!(inside.fetch_add(1, SeqCst), 0, "somebody reads");
-            inside.fetch_sub(1, SeqCst);
-            lock.stop_writing(owner(1), 0, None);
-        }
+    if let Acquired::At { .. } = lock.claim(owner(1), 0)
+        && lock.drained(owner(1), 0) == Ok(true)
+    {
+        assert_eq!(inside.fetch_add(1, SeqCst), 0, "somebody reads");
+        inside.fetch_sub(1, SeqCst);
+        lock.stop_writing(owner(1), 0, None);
     }
     reader.join().expect("no thread panicked");
 }
