@@ -14,7 +14,7 @@ use super::payload::{HANDLE, LARGE, SIZES};
 use super::peer::Carried;
 use super::pipeline::{Alone, ByHand, CLIPS_15, Handed, LARGER, Line, Load, Rate, Through};
 use super::pool::{Pooled, PythonCall, RoundTrip, Work};
-use super::python::PythonQueue;
+use super::python::{PythonQueue, TorchDevice};
 use super::queue::{Kind, Queued};
 use super::ring::{Ring, Waiting};
 use super::start::{Peer, Start, Way};
@@ -195,6 +195,10 @@ fn devices() -> Vec<Case> {
         .map(|&act| case(act, line()))
         .collect();
     cases.push(case(Act::CopyReceived, Box::new(Cuda(Act::CopyOwn))));
+    cases.push(Case {
+        subject: Box::new(TorchDevice),
+        floor: Some(line()),
+    });
     cases
 }
 
@@ -412,6 +416,7 @@ mod tests {
             "device attach 1GiB",
             "device put",
             "device to device",
+            "torch device to device",
         ] {
             assert!(names.contains(name), "{name} is not in {names:?}");
         }

@@ -89,17 +89,12 @@ impl Subject for PythonQueue {
     }
 
     fn prepare(&self) -> std::result::Result<(), String> {
-        let python = given()?;
         let import = if self.torch {
             "import torch"
         } else {
             "import multiprocessing"
         };
-        match Command::new(python).args(["-c", import]).output() {
-            Ok(output) if output.status.success() => Ok(()),
-            Ok(_) => Err(format!("{} cannot `{import}`", python.display())),
-            Err(error) => Err(format!("{} cannot be run: {error}", python.display())),
-        }
+        can(import, &format!("`{import}`"))
     }
 
     fn connect(&self) -> Result<Connection> {
@@ -114,6 +109,86 @@ impl Subject for PythonQueue {
         super::start::unpin()?;
         let module = if self.torch { "torch" } else { "python" };
         start(SCRIPT, &[module, &self.size.bytes.to_string()])
+    }
+}
+
+/// A tensor on a device through torch's queue: from the call that writes it to the end of a copy of it in the child.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct TorchDevice;
+
+/// As large as what our own case hands over.
+const DEVICE_BYTES: usize = 1 << 20;
+
+const DEVICE_SCRIPT: &str = "
+import sys, time
+import torch
+from torch import multiprocessing
+
+def copied(requests, replies):
+    while True:
+        message = requests.get()
+        if message is None:
+            return
+        start, number, tensor = message
+        copy = tensor.clone()
+        torch.cuda.synchronize()
+        taken = time.monotonic_ns() - start
+        assert int(copy[-1]) == number
+        del message, tensor, copy
+        replies.put(taken)
+
+if __name__ == '__main__':
+    requests, replies = multiprocessing.Queue(), multiprocessing.Queue()
+    # Before CUDA is started: who has started it cannot be forked.
+    multiprocessing.get_context('fork').Process(target=copied, args=(requests, replies), daemon=True).start()
+    tensor = torch.ones(int(sys.argv[1]), dtype=torch.uint8, device='cuda')
+    torch.cuda.synchronize()
+    for line in sys.stdin:
+        taken = []
+        for sample in range(int(line)):
+            number = sample % 251
+            start = time.monotonic_ns()
+            tensor.fill_(number)
+            requests.put((start, number, tensor))
+            taken.append(replies.get())
+        print(*taken, flush=True)
+    requests.put(None)
+";
+
+impl Subject for TorchDevice {
+    fn name(&self) -> String {
+        "torch device to device".to_owned()
+    }
+
+    fn batch(&self) -> usize {
+        50
+    }
+
+    fn prepare(&self) -> std::result::Result<(), String> {
+        let has_cuda = "import sys, torch; sys.exit(not torch.cuda.is_available())";
+        can(has_cuda, "use torch with a GPU")
+    }
+
+    fn connect(&self) -> Result<Connection> {
+        Ok(Connection::of(Vec::new(), Vec::new()))
+    }
+
+    fn open(&self, side: Side, _: Link) -> Result<Box<dyn End>> {
+        if side == Side::B {
+            return Ok(Box::new(Idle));
+        }
+        super::start::unpin()?;
+        start(DEVICE_SCRIPT, &[&DEVICE_BYTES.to_string()])
+    }
+}
+
+/// Whether the Python that was given runs this.
+fn can(script: &str, what: &str) -> std::result::Result<(), String> {
+    let python = given()?;
+    match Command::new(python).args(["-c", script]).output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(_) => Err(format!("{} cannot {what}", python.display())),
+        Err(error) => Err(format!("{} cannot be run: {error}", python.display())),
     }
 }
 
