@@ -64,18 +64,16 @@ pub fn pair_in<T>(arena: &Arena, capacity: usize) -> Result<(LaneSender<T>, Lane
 }
 
 /// The putting end of a lane.
-#[derive(Debug)]
 pub struct LaneSender<T> {
     end: LaneEnd,
-    channel: Channel,
+    pub(crate) channel: Channel,
     message: PhantomData<fn(T)>,
 }
 
 /// The getting end of a lane.
-#[derive(Debug)]
 pub struct LaneReceiver<T> {
     end: LaneEnd,
-    channel: Channel,
+    pub(crate) channel: Channel,
     message: PhantomData<fn() -> T>,
 }
 

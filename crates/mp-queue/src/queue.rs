@@ -19,6 +19,7 @@ use crate::wait::{Deadline, WaitPolicy};
 
 #[cfg(feature = "tokio")]
 mod later;
+mod shown;
 mod travel;
 
 pub(crate) use travel::checked;
@@ -41,7 +42,6 @@ pub(crate) use travel::checked;
 /// assert_eq!((label, tensor.as_slice()), (7, &[1.0, 2.0][..]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct Queue<T> {
     sender: Sender<T>,
     receiver: Receiver<T>,
@@ -191,7 +191,6 @@ impl<T: Serialize + DeserializeOwned> Queue<T> {
 }
 
 /// The putting side of a queue. Clones, also in other processes, share it.
-#[derive(Debug)]
 pub struct Sender<T> {
     // Before the channel: the end lies in the queue's memory.
     end: End,
@@ -268,7 +267,6 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
 }
 
 /// The getting side of a queue. Clones, also in other processes, share it; each message goes to one.
-#[derive(Debug)]
 pub struct Receiver<T> {
     // Before the channel: the end lies in the queue's memory.
     end: End,

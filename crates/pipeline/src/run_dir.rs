@@ -73,6 +73,13 @@ impl RunDir {
         ring_of: Vec<Option<usize>>,
         rings: Vec<String>,
     ) -> Result<Self> {
+        if path.exists() && !path.is_dir() {
+            let text = format!(
+                "{} is no directory, into which a run is to be written",
+                path.display()
+            );
+            return Err(Error::new(ErrorKind::File, text));
+        }
         std::fs::create_dir_all(path).map_err(|error| failed(path, error))?;
         // What an earlier run left there is of that run.
         for name in [

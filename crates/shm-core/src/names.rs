@@ -163,8 +163,8 @@ impl Arena {
     /// The value of that name. `T` must be what was published: what arrives is checked as in a message.
     ///
     /// # Errors
-    /// `NotFound`, with the names that exist; `Decode` or `WrongMode` for another type, also of a queue's tensors if
-    /// their element types are named in both; `LeasesFull`. Of another type of message only `get` can tell.
+    /// `NotFound`, with the names that exist; `Decode` or `WrongMode` for another type, also if only a number or the
+    /// elements of a queue's tensors are of another one; `LeasesFull`. Of another type of message only `get` can tell.
     pub fn open<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         let entries = entries(self)?;
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
@@ -180,9 +180,9 @@ impl Arena {
                 entry.pid, entry.type_name
             ))
         })?;
-        // A queue reads as one of other messages, each of which would then be lost.
+        // A number reads as another one, and a queue as one of other messages, each of which would then be lost.
         let wanted = std::any::type_name::<T>();
-        if types::elements_differ(&entry.type_name, wanted) {
+        if types::primitives_differ(&entry.type_name, wanted) {
             return Err(Error::mode(format!(
                 "opening {name:?} as {wanted}: process {} published a {}",
                 entry.pid, entry.type_name

@@ -239,8 +239,15 @@ impl Run {
                 run.version
             )));
         }
-        run.cards = lines(&directory.join("items.jsonl"))?;
-        run.samples = lines(&directory.join("rings.jsonl"))?;
+        let cards = directory.join("items.jsonl");
+        // Made with the directory, before anything runs.
+        run.cards = lines(&cards)?.ok_or_else(|| {
+            Error::invalid(format!(
+                "{} is missing: without it nothing is known of what went through the run",
+                cards.display()
+            ))
+        })?;
+        run.samples = lines(&directory.join("rings.jsonl"))?.unwrap_or_default();
         add_up(&mut run.samples);
         if !run.has_ended() {
             // How far it came is in the cards alone.
@@ -342,10 +349,10 @@ impl Card {
 }
 
 /// A file with one JSON object a line; one that is not there has none.
-fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
+fn lines<T: DeserializeOwned>(path: &Path) -> Result<Option<Vec<T>>> {
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(None),
         Err(error) => {
             return Err(Error::invalid(format!(
                 "{} could not be opened: {error}",
@@ -370,5 +377,5 @@ fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
             Err(error) => return Err(wrong(&error)),
         }
     }
-    Ok(read)
+    Ok(Some(read))
 }

@@ -162,6 +162,9 @@ fn what_is_no_run_is_an_error_with_the_place() {
     fs::write(&cards, text.replacen("\"rank\":1", "\"rank\":\"one\"", 1)).unwrap();
     let error = write(directory.path()).unwrap_err().to_string();
     assert!(error.contains("items.jsonl:2"), "{error}");
+    fs::remove_file(&cards).unwrap();
+    let error = write(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("items.jsonl is missing"), "{error}");
     let run = directory.path().join("run.json");
     let text = fs::read_to_string(&run).unwrap();
     fs::write(&run, text.replace("\"version\":1", "\"version\":9")).unwrap();

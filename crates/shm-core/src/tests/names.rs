@@ -132,6 +132,12 @@ fn a_value_opened_as_another_type_is_an_error_that_says_what_it_is() {
     assert!(matches!(error.kind(), ErrorKind::Dtype { .. }), "{error}");
     assert_eq!(kind(arena.open::<()>("a")), ErrorKind::Decode);
     assert_eq!(value(&arena, "a"), 1);
+    // As bytes they are alike.
+    arena.publish("b", &7_u32).unwrap();
+    let error = arena.open::<i64>("b").unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::WrongMode);
+    assert!(error.to_string().contains("u32"), "{error}");
+    assert_eq!(arena.open::<u32>("b").unwrap(), 7);
     assert_clean(&arena);
 }
 
