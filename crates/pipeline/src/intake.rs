@@ -12,6 +12,7 @@ use crate::error::{ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
 use crate::item::Item;
+use crate::knot::{self, Feeds};
 use crate::ledger::{Ledger, Receipt};
 use crate::wire::{self, Came};
 
@@ -20,12 +21,17 @@ pub(crate) enum Next {
     Item(Input),
     /// Nothing, until the time that was given.
     Nothing,
+    /// A place holder, which the next step is to get as well.
+    Gone,
     /// No more can come.
     End,
 }
 
 /// A wait that is longer than this is used to send time cards home.
 const SOON: Duration = Duration::from_millis(5);
+
+/// How often who keeps back items looks whether those before them can still come.
+const LOOK: Duration = Duration::from_millis(10);
 
 type Noted = (Item, Option<Receipt>, u64);
 
@@ -34,6 +40,8 @@ pub(crate) struct Intake {
     lane: u32,
     from: Receiver<Item>,
     order: Option<Order>,
+    /// Where items may be lost: who may put into which lane, to see what cannot come any more.
+    feeds: Option<Feeds>,
     ledger: Ledger,
     /// What comes before all else.
     backlog: Vec<Item>,
@@ -51,14 +59,15 @@ impl Intake {
     pub(crate) fn new(
         lane: u32,
         from: Receiver<Item>,
-        ordered: bool,
+        ordered: Option<Option<Feeds>>,
         ledger: Ledger,
         backlog: Vec<Item>,
     ) -> Self {
         Self {
             lane,
             from,
-            order: ordered.then(Order::default),
+            order: ordered.is_some().then(Order::default),
+            feeds: ordered.flatten(),
             ledger,
             backlog,
             ended: false,
@@ -72,7 +81,8 @@ impl Intake {
                 && let Some((item, receipt, asked)) = order.take(self.ended)
             {
                 if item.gone {
-                    continue;
+                    home.note_gone(item.id, item.part, item.parts);
+                    return Ok(Next::Gone);
                 }
                 match Input::new(home, item, asked, receipt) {
                     // Its card says so.
@@ -84,9 +94,22 @@ impl Intake {
                 return Ok(Next::End);
             }
             let asked = now_ns();
-            let item = match self.backlog.pop() {
-                Some(item) => Ok(Came::Item(item)),
-                None => self.get(home, until),
+            let keeps_back = |order: &Order| !order.waiting.is_empty();
+            let stuck = self
+                .feeds
+                .as_ref()
+                .filter(|_| self.order.as_ref().is_some_and(keeps_back));
+            let item = match (self.backlog.pop(), stuck) {
+                (Some(item), _) => Ok(Came::Item(item)),
+                (None, None) => self.get(home, until),
+                (None, Some(feeds)) => match self.get_unless_stuck(feeds, home, until) {
+                    Ok(None) => {
+                        self.order.as_mut().into_iter().for_each(Order::pass_over);
+                        continue;
+                    }
+                    Ok(Some(came)) => Ok(came),
+                    Err(error) => Err(error),
+                },
             };
             let item = match item {
                 // Nobody else needs to know of it: no item is made of it first.
@@ -105,9 +128,18 @@ impl Intake {
             };
             let receipt = self.ledger.note(&item);
             match &mut self.order {
-                Some(order) => order.put((item, receipt, asked)),
-                None if item.gone => {}
-                None => match Input::new(home, item, asked, receipt) {
+                // One made of others has a number that nobody waits for, and comes behind what it was made of.
+                Some(order) if item.parents.is_empty() => {
+                    for share in &item.shares {
+                        home.board.hold(share.rank, share.slot, home.rank);
+                    }
+                    order.put((item, receipt, asked));
+                }
+                None if item.gone => {
+                    home.note_gone(item.id, item.part, item.parts);
+                    return Ok(Next::Gone);
+                }
+                _ => match Input::new(home, item, asked, receipt) {
                     Err(error) if *error.kind() == ErrorKind::Lost => {}
                     input => return Ok(Next::Item(input?)),
                 },
@@ -121,6 +153,46 @@ impl Intake {
             answer => answer,
         }
         .inspect(|_| home.board.count_taken(self.lane))
+    }
+
+    /// As [`get`](Self::get) for who keeps back items: `None` when what they wait for can't come, since those who could
+    /// bring it wait for the slots that are kept back.
+    ///
+    /// Place holders tell of what ended on its way, but not of what a killed process had in hand, or what was given up
+    /// where a queue was full.
+    fn get_unless_stuck(
+        &self,
+        feeds: &Feeds,
+        home: &Home,
+        until: Option<Instant>,
+    ) -> mp_queue::Result<Option<Came>> {
+        let mut seen = Vec::new();
+        loop {
+            home.enter(State::WaitsForInput(self.lane));
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let slice = left.map_or(LOOK, |left| left.min(LOOK));
+            match wire::take(&self.from, Deadline::after(slice)) {
+                Err(error) if *error.kind() == QueueErrorKind::TimedOut => home.flush(),
+                answer => {
+                    return answer
+                        .inspect(|_| home.board.count_taken(self.lane))
+                        .map(Some);
+                }
+            }
+            if left.is_some_and(|left| left <= slice) {
+                return Err(mp_queue::Error::new(
+                    QueueErrorKind::TimedOut,
+                    "nothing came before the time at which the stage is to be called",
+                ));
+            }
+            let mut knot = knot::find(&home.board, feeds, false);
+            let is_in_it = knot.iter().any(|&(rank, _)| rank == home.rank);
+            knot.retain(|&(rank, _)| rank != home.rank);
+            if is_in_it && knot == seen && !knot.is_empty() {
+                return Ok(None);
+            }
+            seen = knot;
+        }
     }
 
     fn wait(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Came> {
@@ -146,6 +218,13 @@ impl Order {
     fn put(&mut self, noted: Noted) {
         let key = (noted.0.id, noted.0.part);
         self.waiting.insert(key, noted);
+    }
+
+    /// Waits for those before the first no longer.
+    fn pass_over(&mut self) {
+        if let Some((&first, _)) = self.waiting.first_key_value() {
+            self.next = first;
+        }
     }
 
     /// The next in order; when no more can come, whatever is next.

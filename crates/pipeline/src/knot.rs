@@ -5,10 +5,12 @@
 //! ever. It is looked for on the board, whose words are what the processes do *now*: a process that is merely slow, or
 //! stopped, is not in a knot.
 
+use serde::{Deserialize, Serialize};
+
 use crate::board::{Board, State};
 
 /// Who may put into each lane, and whether the client may, too.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Feeds {
     pub(crate) writers: Vec<Vec<u32>>,
     pub(crate) from_client: Vec<bool>,

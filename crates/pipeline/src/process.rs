@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, StageError};
 use crate::home::{Home, Known, Upstream, Upstreams};
 use crate::intake::{Intake, Next};
 use crate::item::Item;
+use crate::knot::Feeds;
 use crate::ledger::Ledger;
 use crate::output::Output;
 use crate::pool::{Pool, touch};
@@ -59,7 +60,7 @@ pub(crate) struct Post {
     /// The slots that it will read, to be looked at before the run starts.
     pub(crate) touch: Vec<SharedTensor<u8>>,
     pub(crate) input: Option<(u32, Receiver<Item>)>,
-    pub(crate) ordered: bool,
+    pub(crate) ordered: Option<Option<Feeds>>,
     pub(crate) specs: Vec<TensorSpec>,
     pub(crate) slots: Vec<SharedTensor<u8>>,
     /// A device, and how many slots of its own the process makes there.
@@ -251,6 +252,10 @@ fn work_on<S: Stage>(
             None => None,
             Some(intake) => match intake.next(home, stage.wake_at())? {
                 Next::Item(input) => Some(input),
+                Next::Gone => {
+                    output.put_tombstones()?;
+                    continue;
+                }
                 Next::Nothing => {
                     home.enter(State::Working);
                     output.set_current(None);

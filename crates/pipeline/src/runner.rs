@@ -78,22 +78,12 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    pub(crate) fn feeds(wiring: &Wiring) -> Feeds {
-        let lanes = 0..wiring.strands.len();
-        Feeds {
-            writers: lanes.clone().map(|lane| wiring.writers(lane)).collect(),
-            from_client: lanes
-                .map(|lane| wiring.strands[lane].step == 0 && wiring.has_client())
-                .collect(),
-        }
-    }
-
     /// The life of the thread.
     pub(crate) fn run(mut self) -> Report {
         let begun = Instant::now();
         let mut started: Option<(u64, u64)> = None;
         let mut looked = Instant::now();
-        let feeds = Self::feeds(&self.wiring);
+        let feeds = self.wiring.feeds();
         self.note_pids();
         loop {
             let heard = self.hear();

@@ -183,7 +183,7 @@ impl fmt::Debug for QueueGroup {
 #[non_exhaustive]
 pub enum Unfinished {
     /// They are delivered again, to any process that reads the queue. One that was published in the very moment of the
-    /// death may be handled twice.
+    /// death may be handled twice, and one that was taken out of the queue in that moment is counted as failed.
     #[default]
     Redeliver,
     /// They are counted as failed.
@@ -284,6 +284,12 @@ impl Step {
 
     /// Gets its items in the order of their numbers, whatever the order in which several processes finished them. The step
     /// has one process then.
+    ///
+    /// What ended in an earlier step is not waited for. Further outputs of an item, and batches, have no place in that order
+    /// and come as they are made. What comes too early keeps its slot until its turn, so the steps before need as many slots
+    /// as items can be ahead; too few end the run as a [`Deadlock`](crate::Termination::Deadlock). Where items can be lost (a
+    /// policy that drops, or [`restart`](Self::restart)), what is kept back is handed on when nothing before it can come any
+    /// more, and an item that comes after all then comes late.
     pub fn ordered(mut self) -> Self {
         self.ordered = true;
         self

@@ -13,6 +13,7 @@ use crate::device::place_of;
 use crate::error::Result;
 use crate::home::Upstream;
 use crate::item::Item;
+use crate::knot::Feeds;
 use crate::process::Post;
 use crate::route::{Backpressure, Delivery, Lane, Routes};
 use crate::spec::Layout;
@@ -256,7 +257,7 @@ impl Wiring {
             upstream,
             touch: Vec::new(),
             input,
-            ordered: step.ordered,
+            ordered: step.ordered.then(|| self.may_lose().then(|| self.feeds())),
             specs: self.specs[seat.step][seat.group].clone(),
             slots: Vec::new(),
             on_device: seat.place.map(|device| (device, seat.slots)),
@@ -268,7 +269,11 @@ impl Wiring {
             routes,
             selector: group.selector.clone(),
             segments: step.segments,
-            tombstones: next.is_some_and(|next| next.ordered),
+            tombstones: self
+                .steps
+                .iter()
+                .skip(seat.step + 1)
+                .any(|later| later.ordered),
             board: self.board.clone(),
             tally: seat.tally.clone(),
             log: self.log.clone()?,
@@ -277,6 +282,17 @@ impl Wiring {
             ledger: seat.ledger.clone(),
             backlog: Vec::new(),
         })
+    }
+
+    /// Who may put into each lane.
+    pub(crate) fn feeds(&self) -> Feeds {
+        let lanes = 0..self.strands.len();
+        Feeds {
+            writers: lanes.clone().map(|lane| self.writers(lane)).collect(),
+            from_client: lanes
+                .map(|lane| self.strands[lane].step == 0 && self.has_client())
+                .collect(),
+        }
     }
 
     /// Whether `reader` may get slots of `writer`, straight.

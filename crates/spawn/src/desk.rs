@@ -326,7 +326,9 @@ fn desk() -> Result<Arc<Desk>> {
         .name("supervisor".to_owned())
         .spawn(move || supervisor.serve())
         .map_err(|error| failed("a thread", error))?;
-    *current = Some(Arc::clone(&desk));
+    // The one before, if there is one, is never dropped: it was given up because its descriptors were closed behind our
+    // back, or is that of the process that this one was forked from. Their numbers may be somebody else's by now.
+    std::mem::forget(current.replace(Arc::clone(&desk)));
     Ok(desk)
 }
 

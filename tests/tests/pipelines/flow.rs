@@ -229,32 +229,6 @@ pub(crate) fn outputs_go_to_the_queue_that_the_selector_says() {
     }
 }
 
-pub(crate) fn order_is_restored_where_it_is_wanted() {
-    let params = LoadParams {
-        skip: 7,
-        ..LoadParams::default()
-    };
-    let report = Pipeline::new()
-        .client(client(200))
-        .step(
-            Step::of::<Load>("load", params)
-                .replicas(3)
-                .slots(2)
-                .segments(2),
-        )
-        .step(see().ordered())
-        .run()
-        .unwrap();
-    let seen = seen(&report, "see").remove(0);
-    let wanted = (0..200).filter(|number| number % 7 != 0);
-    let wanted = wanted.flat_map(|number| [(number, 0), (number, 1)]);
-    assert!(
-        seen.into_iter()
-            .map(|(number, _, part)| (number, part))
-            .eq(wanted)
-    );
-}
-
 pub(crate) fn inputs_are_put_together_by_count_and_by_deadline() {
     let params = BatcherParams {
         batch: 4,

@@ -6,6 +6,7 @@ mod config;
 mod endings;
 mod flow;
 mod odd;
+mod order;
 mod rnb;
 mod stages;
 
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
     use endings::*;
     use flow::*;
     use odd::*;
+    use order::*;
     let tests = tests![
         every_item_is_handled_once_among_replicas,
         values_travel_without_tensors,
@@ -29,6 +31,10 @@ fn main() -> ExitCode {
         each_output_goes_to_every_reader_where_that_is_wanted,
         outputs_go_to_the_queue_that_the_selector_says,
         order_is_restored_where_it_is_wanted,
+        what_ended_steps_before_is_not_waited_for_in_order,
+        too_few_slots_to_restore_the_order_are_told,
+        more_outputs_of_an_item_are_not_waited_for_in_order,
+        what_was_given_up_before_it_was_numbered_in_order_is_passed_over,
         inputs_are_put_together_by_count_and_by_deadline,
         inputs_are_passed_on_without_a_copy,
         inputs_come_from_another_process_through_a_queue,
