@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
 
 use crate::board::{Board, State};
-use crate::item::Item;
+use crate::item::{FIRST_NEW, Item};
 use crate::spec::{Layout, TensorSpec};
 use crate::tally::Tally;
 use crate::time_card::{Batch, Entry, Sample};
@@ -175,8 +175,11 @@ impl Home {
         }
     }
 
-    /// An item ended here without an output.
+    /// An item ended here without an output. One with a number of its own nobody waits for.
     pub(crate) fn note_gone(&self, id: u64, part: u32, parts: u32) {
+        if id >= FIRST_NEW {
+            return;
+        }
         if let Some(tombstones) = &mut self.log.lock().tombstones {
             tombstones.push(Item {
                 id,

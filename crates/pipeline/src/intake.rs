@@ -11,7 +11,7 @@ use crate::board::State;
 use crate::error::{ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
-use crate::item::Item;
+use crate::item::{FIRST_NEW, Item};
 use crate::knot::{self, Feeds};
 use crate::ledger::{Ledger, Receipt};
 use crate::wire::{self, Came};
@@ -128,14 +128,14 @@ impl Intake {
             };
             let receipt = self.ledger.note(&item);
             match &mut self.order {
-                // One made of others has a number that nobody waits for, and comes behind what it was made of.
-                Some(order) if item.parents.is_empty() => {
+                // One with a number of its own nobody waits for: it comes behind what it was made of.
+                Some(order) if item.id < FIRST_NEW => {
                     for share in &item.shares {
                         home.board.hold(share.rank, share.slot, home.rank);
                     }
                     order.put((item, receipt, asked));
                 }
-                None if item.gone => {
+                _ if item.gone => {
                     home.note_gone(item.id, item.part, item.parts);
                     return Ok(Next::Gone);
                 }

@@ -64,6 +64,9 @@ pub(crate) struct Share {
     pub(crate) views: Vec<View>,
 }
 
+/// The first of the numbers of items that no input has: further outputs, and what was made of several.
+pub(crate) const FIRST_NEW: u64 = 1 << 52;
+
 /// An item on its way.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Item {

@@ -13,7 +13,7 @@ use crate::descent::{descend, fork, say_what_is_valid};
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
-use crate::item::{Attached, FULL, Item, Share};
+use crate::item::{Attached, FIRST_NEW, FULL, Item, Share};
 use crate::pool::{OutputSlot, Pool, encode};
 use crate::route::{Backpressure, Router};
 use crate::time_card::{Entry, TimeCard};
@@ -55,7 +55,7 @@ impl Output {
         is_source: bool,
     ) -> Self {
         // 12 bits of rank, 8 of incarnation, 32 of count: below 2^53, which JSON readers keep exact.
-        let next_new = 1 << 52 | u64::from(home.rank) << 40 | u64::from(incarnation & 0xff) << 32;
+        let next_new = FIRST_NEW | u64::from(home.rank) << 40 | u64::from(incarnation & 0xff) << 32;
         Self {
             home,
             pool,

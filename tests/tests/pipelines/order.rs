@@ -90,19 +90,18 @@ pub(crate) fn too_few_slots_to_restore_the_order_are_told() {
 }
 
 pub(crate) fn more_outputs_of_an_item_are_not_waited_for_in_order() {
-    let report = Pipeline::new()
-        .client(client(60))
-        .step(load(0, 2).slots(3))
-        .step(see().ordered())
-        .run()
-        .unwrap();
-    let seen: Vec<u64> = seen(&report, "see")
-        .remove(0)
-        .into_iter()
-        .map(|seen| seen.0)
-        .collect();
-    assert!(seen.is_sorted(), "{seen:?}");
-    assert_eq!(seen.len(), 180);
+    let made = || Pipeline::new().client(client(60)).step(load(0, 2).slots(3));
+    // Also when they have been through another step.
+    for pipeline in [made(), made().step(copy().slots(2))] {
+        let report = pipeline.step(see().ordered()).run().unwrap();
+        let seen: Vec<u64> = seen(&report, "see")
+            .remove(0)
+            .into_iter()
+            .map(|seen| seen.0)
+            .collect();
+        assert!(seen.is_sorted(), "{seen:?}");
+        assert_eq!(seen.len(), 180);
+    }
 }
 
 pub(crate) fn what_was_given_up_before_it_was_numbered_in_order_is_passed_over() {
