@@ -372,6 +372,7 @@ pub(crate) fn after_free(arena: &Arena, line: u64, meta: u64) {
         arena.heap().freed_here(segment, line);
     } else {
         heap::hint_after_free(segment, line);
+        heap::free_orphaned_run(segment, arena.me(), line);
     }
 }
 

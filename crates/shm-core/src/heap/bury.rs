@@ -7,7 +7,7 @@ use super::slab::{retire_slab, slab_is_unused};
 use super::{Inner, free_block};
 use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
-use crate::layout::header;
+use crate::layout::{LINE, header};
 use crate::segment::Segment;
 
 /// Chunks of free runs that a process keeps for itself, at most: 512 MiB, or an eighth of a small arena.
@@ -131,6 +131,10 @@ pub(crate) fn bury_chunks(segment: &Segment, dead: Owner) {
                     chunks.retire_run(chunk, u64::from(count), dead);
                 } else {
                     orphan_run(&chunks, dead, chunk, count);
+                    // Its last holder may have let go of it before it could see the orphan.
+                    if is_unused(&chunks, chunk, used) {
+                        free_orphan(&chunks, dead, chunk, used);
+                    }
                 }
             }
             Use::Leases => leases.push(chunk),
@@ -157,6 +161,20 @@ pub(super) fn sweep_orphans(segment: &Segment, me: Owner) -> bool {
         }
     }
     found
+}
+
+/// Frees the run whose block is at `line` if its owner has died: the block was its only one, and its last holder is whoever
+/// calls. Nobody adopts a run, as slabs are, so it would stay until somebody meets a limit.
+pub(crate) fn free_orphaned_run(segment: &Segment, me: Owner, line: u64) {
+    let chunks = Chunks::new(segment);
+    if let Some(head) = chunks.run_of_line(line * LINE)
+        && let State::Orphan(used @ Use::Run(_)) = chunks.state(head)
+        && is_unused(&chunks, head, used)
+        && free_orphan(&chunks, me, head, used)
+    {
+        // Nobody's memory counts against the cache limit, too.
+        give_back_inherited(segment, me);
+    }
 }
 
 fn is_unused(chunks: &Chunks<'_>, chunk: u64, used: Use) -> bool {
@@ -222,9 +240,29 @@ mod tests {
             assert_eq!(chunks.state(chunk), State::Orphan(used));
             assert!(!sweep_orphans(root.segment(), root.me()));
             drop(kept);
-            assert!(sweep_orphans(root.segment(), root.me()));
+            // A slab may be adopted; a run is gone with its block.
+            let is_slab = matches!(used, Use::Slab(_));
+            assert_eq!(sweep_orphans(root.segment(), root.me()), is_slab);
             assert_eq!(chunks.state(chunk), State::Free);
         }
+        assert!(root.audit().leaked.is_empty());
+    }
+    #[test]
+    fn memory_of_large_blocks_that_outlive_their_maker_is_used_again() {
+        let root = Arena::builder().capacity(1 << 30).create().unwrap();
+        let mut committed = Vec::new();
+        for _ in 0..20 {
+            let other = Arena::join(root.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let theirs = Held::allocate(&other, 5 << 20, Mode::Message).unwrap();
+            let kept = Held::open(&root, theirs.line, theirs.generation).unwrap();
+            let dead = other.me();
+            other.end_watcher();
+            std::mem::forget((theirs, other));
+            root.bury_for_certain(dead);
+            drop(kept);
+            committed.push(root.stats().committed);
+        }
+        assert_eq!(committed.first(), committed.last(), "{committed:?}");
         assert!(root.audit().leaked.is_empty());
     }
 }

@@ -30,8 +30,8 @@ mod run;
 mod slab;
 mod trim;
 
-pub(crate) use bury::bury_chunks;
 use bury::sweep_orphans;
+pub(crate) use bury::{bury_chunks, free_orphaned_run};
 pub(crate) use cache::give_back_inherited;
 pub(crate) use hint::{hint_after_free, hint_before_free};
 pub(crate) use locate::{block_around, in_object, locate, owner_of_line, prefetch_block};
