@@ -36,6 +36,7 @@ mod intake;
 mod item;
 mod knot;
 mod ledger;
+mod lookout;
 mod output;
 mod pipeline;
 mod pool;

@@ -230,7 +230,6 @@ impl Pipeline {
             outcomes: vec![None; processes],
             workers: vec![None; processes],
             error: None,
-            knot: Vec::new(),
             hung: vec![None; processes],
         };
         let pids = runner.crews.iter().flat_map(|crew| crew.context.pids());

@@ -164,6 +164,7 @@ mod tests {
                 let share = crate::item::Share {
                     rank: 0,
                     slot: 0,
+                    turn: 0,
                     memory: crate::device::Memory::Host(memory.clone()),
                     views: vec![view],
                 };

@@ -289,8 +289,9 @@ impl Step {
     /// and come as they are made. What comes too early keeps its slot until its turn, so the steps before need as many slots
     /// as items can be ahead; too few end the run as a [`Deadlock`](crate::Termination::Deadlock). Where items can be lost (a
     /// policy that drops, or [`restart`](Self::restart)), what is kept back is handed on when nothing before it can come any
-    /// more, and an item that comes after all then comes late. When processes are killed again and again, finding that out can
-    /// take long: give such a run a [timeout](crate::Pipeline::timeout).
+    /// more, and what comes after all then comes late: an item whose process was killed, and which others have overtaken as
+    /// far as there are slots between, or one that comes a second time since its process was killed before it could say that
+    /// it was done.
     pub fn ordered(mut self) -> Self {
         self.ordered = true;
         self
