@@ -322,7 +322,7 @@ impl Input {
         self.readings.len()
     }
 
-    /// The valid elements of tensor `index`, row-major.
+    /// The valid elements of tensor `index`, row-major, as one slice whatever its shape, which [`shape`](Self::shape) says.
     ///
     /// # Errors
     /// When there is no such tensor, or its elements are no `T`; when the item is in several slots (see
@@ -375,9 +375,14 @@ impl Input {
     fn only(&self) -> Result<&Reading> {
         match &self.readings[..] {
             [only] => Ok(only),
-            [] => Err(Error::invalid(
-                "a tensor was asked for of an item that has none; its stage before has an empty output_spec",
-            )),
+            [] => Err(Error::invalid(match self.card.home.step {
+                0 => {
+                    "a tensor was asked for in the first step; what the client offered is read with `payload`"
+                }
+                _ => {
+                    "a tensor was asked for of an item without: the stage before has an empty output_spec, or sent a value"
+                }
+            })),
             several => Err(Error::invalid(format!(
                 "a tensor was asked for of an item that is in {} slots; say of which (tensor_in)",
                 several.len()

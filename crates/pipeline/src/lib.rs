@@ -37,6 +37,7 @@ mod item;
 mod knot;
 mod ledger;
 mod lookout;
+mod nearest;
 mod output;
 mod pipeline;
 mod pool;

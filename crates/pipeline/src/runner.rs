@@ -115,6 +115,7 @@ impl Runner {
                 // Before the clock starts: it writes a file.
                 self.note_start((now_ns(), unix_ns()));
                 started = Some((now_ns(), unix_ns()));
+                self.line.iter_mut().for_each(ProgressLine::begin);
                 self.wiring.go.set();
             }
             if started.is_some() {

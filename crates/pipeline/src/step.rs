@@ -10,21 +10,22 @@ use spawn::{Group, Process, Stdin};
 use crate::error::{Error, Result};
 use crate::process::{Outcome, Work, run_stage};
 use crate::route::{Backpressure, Delivery};
-use crate::selector::{RoundRobin, Selector, built_in};
+use crate::selector::{RoundRobin, Selector};
 use crate::spec::TensorSpec;
 use crate::stage::Stage;
 
 /// Slots of each process where nothing else is said.
 pub(crate) const SLOTS: u32 = 8;
 /// The name of the selector that a group brings with it.
-const OWN: &str = "own";
+pub(crate) const OWN: &str = "own";
 
 /// A stage with its parameters, whatever its type.
 pub(crate) trait Maker: Send + Sync {
     fn stage(&self) -> String;
     fn output_spec(&self, input: &[TensorSpec]) -> Result<Vec<TensorSpec>>;
     fn input_spec(&self) -> Result<Option<Vec<TensorSpec>>>;
-    fn knows_selector(&self, name: &str) -> bool;
+    /// Those that are its own, beside those that are built in.
+    fn selectors(&self) -> Vec<String>;
     fn add(
         &self,
         group: &mut Group<Outcome>,
@@ -50,8 +51,8 @@ impl<S: Stage, C: Selector> Maker for Typed<S, C> {
         Ok(S::input_spec(&self.0))
     }
 
-    fn knows_selector(&self, name: &str) -> bool {
-        name == OWN || built_in(name, 1).is_some()
+    fn selectors(&self) -> Vec<String> {
+        vec![OWN.to_owned()]
     }
 
     fn add(
@@ -86,8 +87,8 @@ impl Maker for Gone {
         Ok(None)
     }
 
-    fn knows_selector(&self, _: &str) -> bool {
-        false
+    fn selectors(&self) -> Vec<String> {
+        Vec::new()
     }
 
     fn add(&self, _: &mut Group<Outcome>, _: Process, _: Work<()>) -> spawn::Result<()> {
