@@ -114,11 +114,11 @@ pub(super) fn throughput(run: &Run) -> Vec<(f64, f64)> {
             (begin, items) = (now, 0);
         }
     }
-    // To where the last item came, and nothing from there on.
+    // To where the last item came, and nothing from there on, where the run took much longer.
     let value = points.last().map_or(0.0, |point| point.1);
     points.push((begin, value));
     let end = seconds(run, run.ended_ns);
-    if end > begin {
+    if end - begin > 0.02 * end {
         points.extend([(begin, 0.0), (end, 0.0)]);
     }
     points
