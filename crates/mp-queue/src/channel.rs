@@ -329,6 +329,18 @@ impl Channel {
         self.len() == 0
     }
 
+    /// Whether there is no message, and none is being put or taken: exact, where [`len`](Self::len) is a hint that a death
+    /// may leave wrong. Looks at every cell.
+    #[must_use]
+    pub fn holds_nothing(&self) -> bool {
+        self.object.holds_nothing()
+    }
+
+    /// Makes one who waits for a message look again, though none may have come.
+    pub fn nudge(&self) {
+        self.notify(NOT_EMPTY);
+    }
+
     /// How many messages fit.
     #[must_use]
     pub fn capacity(&self) -> usize {

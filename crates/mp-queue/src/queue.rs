@@ -21,6 +21,7 @@ use crate::wait::{Deadline, WaitPolicy};
 mod later;
 mod shown;
 mod travel;
+mod watched;
 
 pub(crate) use travel::checked;
 

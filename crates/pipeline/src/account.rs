@@ -89,6 +89,16 @@ impl Account {
         self.items
     }
 
+    /// Counts what was offered and is not known to be done as failed: it can't come back any more. How many that is.
+    pub(crate) fn write_off(&mut self) -> u64 {
+        let items = &mut self.items;
+        let known = items.completed + items.dropped + items.failed;
+        let lost = items.offered.saturating_sub(known);
+        items.failed += lost;
+        self.open.clear();
+        lost
+    }
+
     /// The account at the end of a run. What was offered and never came back failed with the run, or was dropped when the
     /// steps behind it had enough.
     pub(crate) fn close(&mut self, failed: bool) -> Items {
@@ -122,6 +132,16 @@ mod tests {
         account.end(&[part(1, FULL / 4)], Outcome::Ok);
         let items = account.close(true);
         assert_eq!((items.completed, items.dropped, items.failed), (1, 1, 1));
+    }
+
+    #[test]
+    fn what_is_written_off_is_not_missed_again() {
+        let mut account = Account::new(true);
+        account.offer(3);
+        account.end(&[part(0, FULL), part(1, FULL / 2)], Outcome::Ok);
+        assert_eq!((account.write_off(), account.write_off()), (2, 0));
+        let items = account.close(false);
+        assert_eq!((items.completed, items.failed), (1, 2));
     }
 
     #[test]

@@ -22,9 +22,15 @@ const OUTPUTS: usize = 5;
 const READY: usize = LINE;
 const CAUSE: usize = LINE + 1;
 const DONE: usize = LINE + 2;
-/// Words of each lane: items put, and items taken, each in a line of its own.
-const LANE_WORDS: usize = 2 * LINE;
-const TAKEN: usize = LINE;
+/// How many items the process keeps back for those before them, and which of its states is the one in which it is to wait
+/// for those no longer.
+const KEPT: usize = LINE + 3;
+const PASS: usize = LINE + 4;
+
+/// A word of a slot: who reads it in the lower bits, one bit for each process by its rank, and above them the turn of the
+/// memory that they read.
+const READERS: u32 = 48;
+const READER_BITS: u64 = (1 << READERS) - 1;
 
 /// In place of an item's number: the stage's input has ended, and it finishes.
 pub(crate) const ENDING: u64 = u64::MAX;
@@ -42,6 +48,8 @@ pub(crate) enum State {
     WaitsForSlot,
     /// Waits for what ends by itself: room in a queue, or a time.
     Pauses,
+    /// Of the client: waits until it is known what became of all that it offered.
+    WaitsForOutcomes,
     /// Has returned.
     Done,
 }
@@ -55,6 +63,7 @@ impl State {
             Self::WaitsForSlot => 3,
             Self::Pauses => 4,
             Self::Done => 5,
+            Self::WaitsForOutcomes => 6,
         }
     }
 
@@ -65,6 +74,7 @@ impl State {
             3 => Self::WaitsForSlot,
             4 => Self::Pauses,
             5 => Self::Done,
+            6 => Self::WaitsForOutcomes,
             _ => Self::Starting,
         }
     }
@@ -79,20 +89,53 @@ pub(crate) enum Cause {
     Deadlock,
 }
 
+/// A slot, and which of the memories it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    /// The process whose slot it is.
+    pub(crate) rank: u32,
+    pub(crate) slot: u32,
+    pub(crate) turn: u16,
+}
+
+/// Of more processes than bits, several share one: then one of them that lets go is taken for all, and a knot may go unseen.
+fn bit(rank: u32) -> u64 {
+    1 << (rank % READERS)
+}
+
+/// The readers of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Readers(u64);
+
+impl Readers {
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn includes(self, rank: u32) -> bool {
+        self.0 & bit(rank) != 0
+    }
+
+    /// Whether each of them is one that this is true of.
+    pub(crate) fn all(self, ranks: u32, is: impl Fn(u32) -> bool) -> bool {
+        let known = (0..ranks).filter(|&rank| self.includes(rank) && is(rank));
+        known.fold(0, |bits, rank| bits | bit(rank)) == self.0
+    }
+}
+
 /// The board of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Board {
     words: AliasedTensor<u64>,
     processes: usize,
-    lanes: usize,
-    /// Where the holders of each process's slots begin; one more at the end.
+    /// Where the words of each process's slots begin; one more at the end.
     slots: Vec<usize>,
 }
 
 impl Board {
-    /// A board for processes with so many slots each, and so many lanes.
-    pub(crate) fn new(slots: &[usize], lanes: usize) -> Result<Self> {
-        let mut next = slots.len() * WORDS + lanes * LANE_WORDS;
+    /// A board for processes with so many slots each.
+    pub(crate) fn new(slots: &[usize]) -> Result<Self> {
+        let mut next = slots.len() * WORDS;
         let mut begins = Vec::with_capacity(slots.len() + 1);
         for &count in slots {
             begins.push(next);
@@ -102,7 +145,6 @@ impl Board {
         Ok(Self {
             words: Tensor::<u64>::zeros([next + 1])?.alias(),
             processes: slots.len(),
-            lanes,
             slots: begins,
         })
     }
@@ -135,6 +177,11 @@ impl Board {
         if state == State::Done {
             self.set(at + DONE, 1);
         }
+    }
+
+    /// The same state in another word: no other moment, nor another turn of it.
+    pub(crate) fn show(&self, rank: u32, state: State) {
+        self.set(rank as usize * WORDS + STATE, state.to_word());
     }
 
     /// Whether process `rank` has returned.
@@ -216,29 +263,24 @@ impl Board {
         self.slots.last().copied().unwrap_or(0)
     }
 
-    fn lane_at(&self, lane: u32) -> usize {
-        self.processes * WORDS + (lane as usize).min(self.lanes.saturating_sub(1)) * LANE_WORDS
+    /// Notes that process `rank` keeps back so many items, which it may be told to hand on.
+    pub(crate) fn set_kept(&self, rank: u32, items: usize) {
+        self.set(rank as usize * WORDS + KEPT, items as u64);
     }
 
-    /// Counts an item that is about to be put; before it is there, so that a count of 0 means none.
-    pub(crate) fn count_put(&self, lane: u32, put: bool) {
-        let at = [self.lane_at(lane)];
-        let _ = if put {
-            self.words.fetch_add(&at, 1)
-        } else {
-            self.words.fetch_sub(&at, 1)
-        };
+    pub(crate) fn keeps_back(&self, rank: u32) -> bool {
+        self.get(rank as usize * WORDS + KEPT) != 0
     }
 
-    pub(crate) fn count_taken(&self, lane: u32) {
-        let _ = self.words.fetch_add(&[self.lane_at(lane) + TAKEN], 1);
+    /// Tells process `rank`, in its how-manieth state, to wait no longer for what is before the items that it keeps back.
+    pub(crate) fn let_pass(&self, rank: u32, serial: u64) {
+        self.set(rank as usize * WORDS + PASS, serial);
     }
 
-    /// Items on their way through a lane; never fewer than there are.
-    pub(crate) fn on_the_way(&self, lane: u32) -> u64 {
-        // Taken first: an item that is put and taken in between only makes the answer larger.
-        let taken = self.get(self.lane_at(lane) + TAKEN);
-        self.get(self.lane_at(lane)).saturating_sub(taken)
+    /// Whether process `rank` was told so, in the state it is in.
+    pub(crate) fn may_pass(&self, rank: u32) -> bool {
+        let at = rank as usize * WORDS;
+        self.get(at + PASS) == self.get(at + SERIAL)
     }
 
     /// How many slots process `rank` has.
@@ -254,34 +296,60 @@ impl Board {
         ((slot as usize) < self.slot_count(rank)).then(|| self.slots[rank as usize] + slot as usize)
     }
 
-    /// Notes who reads a slot of process `rank`.
-    pub(crate) fn hold(&self, rank: u32, slot: u32, holder: u32) {
-        if let Some(at) = self.slot_at(rank, slot) {
-            self.set(at, u64::from(holder) + 1);
+    /// Slot `slot` of process `rank` has other memory from now on, which nobody reads: the turn of it. What was written into
+    /// the memory before may be read for long, since items outlive their writer, and is no slot of anybody's then.
+    pub(crate) fn turn(&self, rank: u32, slot: u32) -> u16 {
+        let Some(at) = self.slot_at(rank, slot) else {
+            return 0;
+        };
+        let turn = ((self.get(at) >> READERS) as u16).wrapping_add(1);
+        self.set(at, u64::from(turn) << READERS);
+        turn
+    }
+
+    /// Changes the word of a slot as long as its memory has this turn.
+    fn change(&self, place: Place, change: impl Fn(u64) -> u64) {
+        let Some(at) = self.slot_at(place.rank, place.slot) else {
+            return;
+        };
+        let mut seen = self.get(at);
+        while (seen >> READERS) as u16 == place.turn {
+            match self.words.compare_exchange(&[at], seen, change(seen)) {
+                Ok(Err(other)) => seen = other,
+                _ => return,
+            }
         }
     }
 
-    /// Notes that `holder` reads it no longer. Of several readers the last to come is the one that is noted.
-    pub(crate) fn let_go(&self, rank: u32, slot: u32, holder: u32) {
-        if let Some(at) = self.slot_at(rank, slot) {
-            let _ = self.words.compare_exchange(&[at], u64::from(holder) + 1, 0);
-        }
+    /// Notes that `reader` reads a slot.
+    pub(crate) fn hold(&self, place: Place, reader: u32) {
+        self.change(place, |word| word | bit(reader));
     }
 
-    /// Who reads a slot of process `rank`, as far as known; `None` while it is free or on its way.
-    pub(crate) fn holder(&self, rank: u32, slot: u32) -> Option<u32> {
-        let at = self.slot_at(rank, slot)?;
-        (self.get(at) as u32).checked_sub(1)
+    /// Notes that `reader` reads it no longer.
+    pub(crate) fn let_go(&self, place: Place, reader: u32) {
+        self.change(place, |word| word & !bit(reader));
+    }
+
+    /// Who reads a slot of process `rank`; nobody while it is free or on its way.
+    pub(crate) fn readers(&self, rank: u32, slot: u32) -> Readers {
+        let word = self.slot_at(rank, slot).map_or(0, |at| self.get(at));
+        Readers(word & READER_BITS)
     }
 
     /// Forgets what process `rank` was doing, for the one that takes its place; what it read is given back by then.
     pub(crate) fn forget(&self, rank: u32) {
-        for word in [ITEM, INPUTS, OUTPUTS, READY, CAUSE, DONE, STATE] {
+        for word in [ITEM, INPUTS, OUTPUTS, READY, CAUSE, DONE, KEPT, STATE] {
             self.set(rank as usize * WORDS + word, 0);
         }
-        for (owner, begin) in self.slots.iter().enumerate().take(self.processes) {
-            for at in *begin..self.slots[owner + 1] {
-                let _ = self.words.compare_exchange(&[at], u64::from(rank) + 1, 0);
+        let all = self.slots.first().zip(self.slots.last());
+        for at in all.map_or(0..0, |(&begin, &end)| begin..end) {
+            let mut seen = self.get(at);
+            while seen & bit(rank) != 0 {
+                match self.words.compare_exchange(&[at], seen, seen & !bit(rank)) {
+                    Ok(Err(other)) => seen = other,
+                    _ => break,
+                }
             }
         }
     }
@@ -293,21 +361,56 @@ mod tests {
 
     #[test]
     fn what_one_process_notes_another_reads() {
-        let board = Board::new(&[2, 0, 3], 2).unwrap();
+        let board = Board::new(&[2, 0, 3]).unwrap();
         board.enter(1, State::WaitsForInput(7));
         assert_eq!(board.state(1), State::WaitsForInput(7));
         assert_eq!(board.state(0), State::Starting);
-        board.hold(2, 1, 0);
-        board.hold(0, 1, 1);
-        assert_eq!((board.holder(2, 1), board.holder(2, 0)), (Some(0), None));
-        board.let_go(2, 1, 1);
-        assert_eq!(board.holder(2, 1), Some(0), "another's note stays");
+        let place = |rank, slot| Place {
+            rank,
+            slot,
+            turn: board.turn(rank, slot),
+        };
+        let (one, other) = (place(2, 1), place(0, 1));
+        board.hold(one, 0);
+        board.hold(one, 1);
+        board.hold(other, 1);
+        assert!(board.readers(2, 1).includes(0) && board.readers(2, 0).is_empty());
+        board.let_go(one, 1);
+        assert!(board.readers(2, 1).includes(0), "another's note stays");
         board.forget(0);
-        assert_eq!((board.holder(2, 1), board.holder(0, 1)), (None, Some(1)));
-        assert_eq!(board.holder(1, 0), None, "it has no slots");
-        board.count_put(1, true);
-        assert_eq!((board.on_the_way(1), board.on_the_way(0)), (1, 0));
-        board.count_taken(1);
-        assert_eq!(board.on_the_way(1), 0);
+        assert!(board.readers(2, 1).is_empty() && board.readers(0, 1).includes(1));
+        assert!(board.readers(1, 0).is_empty(), "it has no slots");
+    }
+
+    #[test]
+    fn whoever_reads_a_slots_old_memory_reads_no_slot() {
+        let board = Board::new(&[1, 0]).unwrap();
+        let place = |turn| Place {
+            rank: 0,
+            slot: 0,
+            turn,
+        };
+        let (old, new) = (board.turn(0, 0), board.turn(0, 0));
+        board.hold(place(old), 1);
+        assert!(board.readers(0, 0).is_empty());
+        board.hold(place(new), 1);
+        board.let_go(place(old), 1);
+        assert!(board.readers(0, 0).includes(1));
+        assert!(board.readers(0, 0).all(2, |rank| rank == 1));
+        assert!(!board.readers(0, 0).all(2, |_| false));
+        board.let_go(place(new), 1);
+        assert!(board.readers(0, 0).is_empty());
+    }
+
+    #[test]
+    fn to_pass_is_said_to_a_process_in_one_state_of_it() {
+        let board = Board::new(&[0, 0]).unwrap();
+        board.enter(0, State::WaitsForInput(0));
+        let serial = board.since(0).1;
+        assert!(!board.may_pass(0));
+        board.let_pass(0, serial);
+        assert!(board.may_pass(0));
+        board.enter(0, State::WaitsForInput(0));
+        assert!(!board.may_pass(0));
     }
 }

@@ -8,9 +8,11 @@ use spawn::Stdin;
 use crate::client::Client;
 use crate::device::check_places;
 use crate::error::{Error, Result};
+use crate::nearest::did_you_mean;
 use crate::route::{Backpressure, Delivery};
+use crate::selector::{BUILT_IN, built_in};
 use crate::spec::{Layout, TensorSpec};
-use crate::step::{QueueGroup, SLOTS, Step, Unfinished};
+use crate::step::{OWN, QueueGroup, SLOTS, Step, Unfinished};
 
 /// Processes that an arena has room for beside this one.
 const PROCESSES_MAX: usize = Arena::PARTICIPANTS_MAX - 1;
@@ -112,6 +114,23 @@ pub(crate) fn check(
     Ok(specs)
 }
 
+/// What is odd about the last step, which may be on purpose: its stage names tensors that nobody takes.
+pub(crate) fn odd_end(steps: &[Step]) -> Option<String> {
+    let step = steps.last().filter(|step| !step.in_rnbs_words)?;
+    // What depends on the input (an aggregator's) is of a stage that may be anywhere.
+    let names_tensors = |group: &&QueueGroup| {
+        let specs = group.maker.output_spec(&[]);
+        specs.is_ok_and(|specs| !specs.is_empty())
+    };
+    let maker = &step.groups.iter().find(names_tensors)?.maker;
+    Some(format!(
+        "step {:?} is the last, and the output_spec of its stage {:?} names tensors, which nobody takes: publishing will be \
+         an error, unless it asks first whether there is a next step (Output::has_next)",
+        step.name,
+        maker.stage()
+    ))
+}
+
 fn check_processes(step: &Step, devices: &dyn Fn() -> Result<usize, String>) -> Result<()> {
     if step.groups.is_empty() {
         return Err(refuse(
@@ -159,12 +178,17 @@ fn check_processes(step: &Step, devices: &dyn Fn() -> Result<usize, String>) -> 
                 ));
             }
         }
-        if !group.maker.knows_selector(&group.selector) {
+        let (name, own) = (&group.selector, group.maker.selectors());
+        if built_in(name, 1).is_none() && !own.contains(name) {
+            // One that is a type of the step has no name to be written.
+            let own = own.iter().map(String::as_str).filter(|&own| own != OWN);
+            let known: Vec<&str> = BUILT_IN.into_iter().chain(own).collect();
             return Err(group_is(
                 "queue_selector",
                 format!(
-                    "there is no selector {:?}; there are round_robin, by_size, least_loaded and those of the registry",
-                    group.selector
+                    "there is no selector {name:?}; there are {}{}",
+                    known.join(", "),
+                    did_you_mean(name, &known)
                 ),
             ));
         }

@@ -9,6 +9,7 @@ use mp_queue::{ErrorKind as QueueErrorKind, Receiver};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::board::State;
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::item::{FULL, Item, Member};
@@ -173,6 +174,7 @@ pub(crate) fn feed(
     let mut offered = 0;
     let mut next = client.feed;
     'inputs: while !stopped() {
+        let mut waits = false;
         while client
             .count
             .is_some_and(|count| offered >= count + progress.lost.load(Ordering::Relaxed))
@@ -188,7 +190,14 @@ pub(crate) fn feed(
                 break 'inputs;
             }
             home.flush();
+            if !waits {
+                home.enter(State::WaitsForOutcomes);
+                waits = true;
+            }
             std::thread::sleep(Duration::from_millis(1));
+        }
+        if waits {
+            home.enter(State::Working);
         }
         let Some(payload) = next(&stopped) else { break };
         if let Some(mean) = client.interval {

@@ -1,7 +1,7 @@
 //! The command line of a program whose pipelines come from configuration files.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -30,14 +30,14 @@ enum Command {
         /// The file.
         config: PathBuf,
         /// Mean time between two inputs, in milliseconds, as independent users would make them; 0: all at once.
-        #[arg(long, short = 'm', value_name = "MS")]
+        #[arg(long, short = 'm', value_name = "MS", allow_negative_numbers = true)]
         mean_interval_ms: Option<f64>,
         /// How many inputs are to be finished.
-        #[arg(long, short = 'n', value_name = "N")]
+        #[arg(long, short = 'n', value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(0..))]
         count: Option<u64>,
         /// Items that the queue before the first step holds.
-        #[arg(long, value_name = "N")]
-        queue_size: Option<usize>,
+        #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(0..))]
+        queue_size: Option<u64>,
         /// Puts every process on the CPU, whatever the configuration says.
         #[arg(long, value_enum, value_name = "DEVICE")]
         device: Option<On>,
@@ -47,10 +47,14 @@ enum Command {
         /// Only looks whether the configuration could run.
         #[arg(long)]
         check: bool,
-        /// Writes what happened to each item, and when, into this directory.
+        /// Writes what happened to each item, and when, into this directory; report.html shows it. One that holds a run
+        /// already is left as it is, and nothing is run.
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Prints the outcome as one JSON object.
+        /// Writes over the run that the directory of --out holds.
+        #[arg(long, requires = "out")]
+        overwrite: bool,
+        /// Prints the outcome as one JSON object: {"error"} where nothing was started.
         #[arg(long)]
         json: bool,
     },
@@ -96,7 +100,7 @@ where
     let Options {
         command:
             Command::Run {
-                config,
+                config: file,
                 mean_interval_ms,
                 count,
                 queue_size,
@@ -104,11 +108,12 @@ where
                 set,
                 check,
                 out,
+                overwrite,
                 json,
             },
     } = Options::parse();
     let prepared = (|| {
-        let mut config = Config::read(&config)?;
+        let mut config = Config::read(&file)?;
         if let Some(On::Cpu) = device {
             config = config.on_cpu();
         }
@@ -130,21 +135,31 @@ where
                 .ok_or_else(|| Error::invalid(format!("--set {change}: KEY=VALUE was expected")))?;
             config = config.set(key, value)?;
         }
-        let mut pipeline = config.pipeline(registry)?.progress();
+        let about = |error: Error| Error::invalid(format!("{}: {error}", file.display()));
+        let mut pipeline = config.pipeline(registry).map_err(about)?.progress();
+        pipeline.check().map_err(about)?;
         if let Some(out) = &out {
+            if !overwrite && out.join("run.json").exists() {
+                return Err(Error::invalid(format!(
+                    "--out {}: there is a run already; name another directory, or write over it with --overwrite",
+                    out.display()
+                )));
+            }
             pipeline = pipeline.run_dir(out);
         }
-        pipeline.check()?;
         Ok(pipeline)
     })();
     let pipeline: Pipeline = match prepared {
         Ok(pipeline) => pipeline,
-        Err(error) => return told(&error, 2),
+        Err(error) => return never_ran(&error, 2, json),
     };
+    if let Some(odd) = pipeline.odd_end() {
+        eprintln!("warning: {odd}");
+    }
     if check {
         let text = match json {
             true => json!({"check": "ok"}).to_string(),
-            false => format!("{} could run", config.display()),
+            false => format!("{} could run", file.display()),
         };
         return match print(&(text + "\n")) {
             Ok(()) => ExitCode::SUCCESS,
@@ -153,7 +168,7 @@ where
     }
     match run(pipeline) {
         Ok(report) => {
-            let printed = print(&text(&report, json));
+            let printed = print(&text(&report, out.as_deref(), json));
             match (report.error(), printed) {
                 // A run that came to its end, of which not all could be written.
                 (Some(error), _) => told(error, code(report.termination()).max(1)),
@@ -161,15 +176,25 @@ where
                 (None, Ok(())) => ExitCode::SUCCESS,
             }
         }
-        Err(error) => told(
-            &error,
-            if *error.kind() == ErrorKind::Invalid {
-                2
-            } else {
-                1
-            },
-        ),
+        Err(error) => {
+            let code = match error.kind() {
+                ErrorKind::Invalid => 2,
+                _ => 1,
+            };
+            never_ran(&error, code, json)
+        }
     }
+}
+
+/// Nothing was started: what an object is wanted for says so, too.
+fn never_ran(error: &Error, code: u8, as_json: bool) -> ExitCode {
+    if as_json {
+        let object = json!({"error": error.to_string()});
+        if let Err(error) = print(&format!("{object}\n")) {
+            return told(&error, 1);
+        }
+    }
+    told(error, code)
 }
 
 fn told(error: &Error, code: u8) -> ExitCode {
@@ -207,8 +232,12 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
-fn text(report: &Report, as_json: bool) -> String {
+/// What is told of a run; `dir` is where it was written.
+fn text(report: &Report, dir: Option<&Path>, as_json: bool) -> String {
     let (items, seconds) = (report.items(), report.seconds());
+    // Not there where it could not be written, of which the error tells.
+    let page = dir.map(|dir| dir.join("report.html"));
+    let page = page.filter(|page| page.is_file());
     if as_json {
         let processes = report.processes().iter().map(|process| {
             json!({
@@ -228,6 +257,7 @@ fn text(report: &Report, as_json: bool) -> String {
             "seconds": seconds,
             "per_second": report.rate(),
             "processes": processes.collect::<Vec<_>>(),
+            "report": page.as_ref().map(|page| page.display().to_string()),
         });
         return format!("{value}\n");
     }
@@ -250,6 +280,9 @@ fn text(report: &Report, as_json: bool) -> String {
             process.inputs(),
             process.outputs()
         ));
+    }
+    if let Some(page) = page {
+        text.push_str(&format!("report: {}\n", page.display()));
     }
     text
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
+use crate::nearest::did_you_mean;
 use crate::pipeline::Pipeline;
 use crate::registry::{Registry, maker};
 use crate::step::{QueueGroup, Step, Unfinished};
@@ -41,12 +42,46 @@ pub struct Config {
 }
 
 /// Keys of a configuration, and what each is called in RnB's.
-const TOP: &[(&str, &str)] = &[
+const TOP: [(&str, &str); 5] = [
     ("pipeline", "pipeline"),
     ("iterator", "video_path_iterator"),
     ("iterator_params", "iterator_params"),
     ("client", "client"),
     ("timeout_ms", "timeout_ms"),
+];
+
+/// Keys of a step.
+pub(crate) const STEP_KEYS: &[&str] = &[
+    "stage",
+    "name",
+    "queue_groups",
+    "slots",
+    "segments",
+    "delivery",
+    "backpressure",
+    "queue_size",
+    "ordered",
+    "restart",
+    "unfinished",
+    "limit_ms",
+];
+
+/// Keys of a queue group; those of a step with one group may stand in the step.
+pub(crate) const GROUP_KEYS: &[&str] = &[
+    "devices",
+    "replicas",
+    "in_queue",
+    "out_queues",
+    "queue_selector",
+];
+
+/// Keys of a client.
+const CLIENT_KEYS: &[&str] = &[
+    "mean_interval_ms",
+    "count",
+    "queue_size",
+    "backpressure",
+    "seed",
 ];
 
 impl Config {
@@ -118,19 +153,26 @@ impl Config {
     pub fn set(mut self, key: &str, value: &str) -> Result<Self> {
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
         let mut parts: Vec<&str> = key.split('.').collect();
+        let steps = self.value.get("pipeline").map(names).unwrap_or_default();
         let nowhere = |part: &str| {
             Error::invalid(format!(
-                "{key}: there is no {part:?} to set; a path begins with a key of the configuration or the name of a step"
+                "{key}: there is no {part:?} to set; a path begins with a key of the configuration or the name of a step ({})",
+                steps.join(", ")
             ))
         };
         let last = parts.pop().unwrap_or_default();
         let mut place = &mut self.value;
         for (depth, part) in parts.into_iter().enumerate() {
             if depth == 0 && place.get(part).is_none() {
-                let steps = place.get("pipeline").map(names).unwrap_or_default();
                 if let Some(index) = steps.iter().position(|name| name == part) {
                     place = &mut place["pipeline"][index];
                     continue;
+                }
+                let known = TOP.iter().flat_map(|(key, rnb)| [*key, *rnb]);
+                let known: Vec<&str> = known.chain(steps.iter().map(String::as_str)).collect();
+                if !known.contains(&part) {
+                    let near = did_you_mean(part, known);
+                    return Err(Error::invalid(format!("{}{near}", nowhere(part))));
                 }
             }
             place = match (place, part.parse::<usize>()) {
@@ -183,8 +225,9 @@ impl Config {
         }
         if let Some(odd) = top.rest.keys().next() {
             return Err(Error::invalid(format!(
-                "the configuration, {odd}: there is no such key; there are {:?}",
-                TOP.iter().map(|(key, _)| *key).collect::<Vec<_>>()
+                "the configuration, {odd}: there is no such key; there are {}{}",
+                TOP.map(|(key, _)| key).join(", "),
+                did_you_mean(odd, TOP.map(|(key, _)| key))
             )));
         }
         if iterator.is_some() || client.is_some() {
@@ -236,16 +279,9 @@ impl Config {
         let groups = match groups {
             Some(groups) => groups,
             None => {
-                let of_group = [
-                    "devices",
-                    "gpus",
-                    "replicas",
-                    "in_queue",
-                    "out_queues",
-                    "queue_selector",
-                ];
-                let taken = of_group
+                let taken = GROUP_KEYS
                     .iter()
+                    .chain(&["gpus"])
                     .filter_map(|key| keys.rest.remove_entry(*key));
                 vec![Value::Object(taken.collect())]
             }
@@ -259,6 +295,11 @@ impl Config {
                 (Some(_), Some(_)) => {
                     return Err(Error::invalid(format!(
                         "{at}, replicas: devices are named as well; name one twice for two processes"
+                    )));
+                }
+                (None, Some(0)) => {
+                    return Err(Error::invalid(format!(
+                        "{at}, replicas: it was to run in 0 processes; give it at least 1"
                     )));
                 }
                 (Some(devices), None) => devices,
@@ -303,7 +344,9 @@ fn configure(mut client: Client, value: Value) -> Result<Client> {
     match keys.rest.keys().next() {
         None => Ok(client),
         Some(odd) => Err(Error::invalid(format!(
-            "client, {odd}: there is no such key; there are mean_interval_ms, count, queue_size, backpressure and seed"
+            "client, {odd}: there is no such key; there are {}{}",
+            CLIENT_KEYS.join(", "),
+            did_you_mean(odd, CLIENT_KEYS)
         ))),
     }
 }

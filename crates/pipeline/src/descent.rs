@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::card::Card;
 use crate::home::Home;
-use crate::item::{FULL, Item, Member, Share, divide};
-use crate::pool::segments;
+use crate::input::numel;
+use crate::item::{FULL, Item, Member, Share, View, divide};
 
 /// Gives an output its number, and its part of the weight of what it was made of.
 pub(crate) fn descend(
@@ -104,4 +104,60 @@ pub(crate) fn fork(whole: Item, n: u32) -> Vec<Item> {
             ..whole.clone()
         })
         .collect()
+}
+
+/// Divides what a slot holds into `n` segments along the first dimension, as evenly as it goes, the larger ones first.
+fn segments(share: &Share, n: u32) -> Vec<Share> {
+    (0..n as usize)
+        .map(|segment| {
+            let views = share
+                .views
+                .iter()
+                .map(|view| segment_of(view, segment, n as usize))
+                .collect();
+            Share {
+                views,
+                ..share.clone()
+            }
+        })
+        .collect()
+}
+
+fn segment_of(view: &View, segment: usize, n: usize) -> View {
+    let Some((&rows, inner)) = view.shape.split_first() else {
+        // What has no rows goes to each.
+        return view.clone();
+    };
+    let (each, rest) = (rows / n, rows % n);
+    let first = each * segment + segment.min(rest);
+    let count = each + usize::from(segment < rest);
+    let row = numel(inner).unwrap_or(0);
+    let mut shape = view.shape.clone();
+    shape[0] = count;
+    View {
+        start: view.start + first * row,
+        shape,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eleven_rows_in_three_segments_are_four_four_and_three() {
+        let view = View {
+            start: 0,
+            shape: vec![11, 2],
+        };
+        let parts: Vec<_> = (0..3).map(|at| segment_of(&view, at, 3)).collect();
+        assert_eq!(
+            parts.iter().map(|part| part.shape[0]).collect::<Vec<_>>(),
+            [4, 4, 3]
+        );
+        assert_eq!(
+            parts.iter().map(|part| part.start).collect::<Vec<_>>(),
+            [0, 8, 16]
+        );
+    }
 }

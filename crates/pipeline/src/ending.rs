@@ -9,7 +9,7 @@ use shm_core::clock::now_ns;
 use crate::account::Items;
 use crate::check::{in_queue, out_queues, slots};
 use crate::error::Error;
-use crate::run::{ProcessReport, Report, Termination};
+use crate::run::{ProcessReport, Report, Termination, seconds};
 use crate::runner::{Runner, unix_ns};
 use crate::wiring::Wiring;
 
@@ -43,7 +43,8 @@ impl Runner {
                 "detail": self.error.as_ref().map(Error::to_string),
             });
             let times = started.unwrap_or((ended_ns, unix_ns()));
-            let run = self.run_json(times, ended_ns, told, &processes, items);
+            let mut run = self.run_json(times, ended_ns, told, &processes, items);
+            run["seconds"] = json!(seconds(&processes, started.map(|(at, _)| at), ended_ns));
             if let Err(error) = dir.finish(run)
                 && self.error.is_none()
             {

@@ -1,5 +1,6 @@
 //! What all parts of one process of a pipeline share: who it is, the board, and the way home for time cards.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
 
-use crate::board::{Board, State};
+use crate::board::{Board, Place, State};
 use crate::item::{FIRST_NEW, Item};
 use crate::spec::{Layout, TensorSpec};
 use crate::tally::Tally;
@@ -75,6 +76,8 @@ pub(crate) struct Home {
     failing: AtomicBool,
     /// Where cards are written, for all but the client, which shares the life of who reads them.
     tally: Option<Tally>,
+    /// How many parts of a slot it has.
+    parts: Mutex<HashMap<Place, u32>>,
     log: Mutex<Log>,
 }
 
@@ -106,6 +109,7 @@ impl Home {
             upstream,
             failing: AtomicBool::new(false),
             tally,
+            parts: Mutex::default(),
             log: Mutex::new(Log {
                 to,
                 batch: Batch {
@@ -121,6 +125,33 @@ impl Home {
 
     pub(crate) fn enter(&self, state: State) {
         self.board.enter(self.rank, state);
+    }
+
+    /// Notes that this process reads a slot, or a part of it: it may have several of those, and reads it until it has let go
+    /// of all.
+    pub(crate) fn hold(&self, place: Place, is_part: bool) {
+        // Locked until it is noted: what is noted is what is counted.
+        let mut parts = is_part.then(|| self.parts.lock());
+        if let Some(parts) = &mut parts {
+            *parts.entry(place).or_default() += 1;
+        }
+        self.board.hold(place, self.rank);
+    }
+
+    /// Notes that it has let go of what it [holds](Self::hold).
+    pub(crate) fn let_go(&self, place: Place, is_part: bool) {
+        if !is_part {
+            return self.board.let_go(place, self.rank);
+        }
+        let mut parts = self.parts.lock();
+        if let Some(count) = parts.get_mut(&place) {
+            *count -= 1;
+            if *count > 0 {
+                return;
+            }
+            parts.remove(&place);
+        }
+        self.board.let_go(place, self.rank);
     }
 
     /// From now on nothing that is dropped counts as done.

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use shm_core::clock::now_ns;
 use shm_core::{Element, elements_of};
 
+use crate::board::Place;
 use crate::card::Card;
 use crate::device::{Copying, Memory, Store};
 use crate::error::{Error, ErrorKind, Result};
@@ -33,19 +34,20 @@ pub(crate) struct Reading {
 /// The slot itself.
 #[derive(Debug)]
 struct Held {
-    rank: u32,
-    slot: u32,
+    place: Place,
     store: Store,
     views: Vec<View>,
 }
 
 impl Reading {
     pub(crate) fn begin(home: &Arc<Home>, share: Share) -> Result<Self> {
+        let place = share.place();
         let Share {
             rank,
             slot,
             memory,
             views,
+            ..
         } = share;
         let known = home.upstream.get(rank).ok_or_else(|| {
             Error::invalid(format!(
@@ -68,13 +70,12 @@ impl Reading {
                 "slot {slot} of process {rank} arrived with tensors that are not its own"
             )));
         }
-        home.board.hold(rank, slot, home.rank);
+        home.hold(place, !views.is_empty());
         let mut reading = Self {
             home: Arc::clone(home),
             layout,
             held: Some(Held {
-                rank,
-                slot,
+                place,
                 store,
                 views,
             }),
@@ -124,7 +125,7 @@ impl Reading {
     /// Copies what is read into memory of its own, and lets go of the slot.
     fn detach(&mut self) -> Result<()> {
         let held = self.held()?;
-        if held.slot != NO_SLOT {
+        if held.place.slot != NO_SLOT {
             let copy = held.store.detached(&self.layout, &held.views)?;
             self.replace(copy);
         }
@@ -135,8 +136,10 @@ impl Reading {
     fn replace(&mut self, store: Store) {
         let Some(held) = &mut self.held else { return };
         let copied = Held {
-            rank: held.rank,
-            slot: NO_SLOT,
+            place: Place {
+                slot: NO_SLOT,
+                ..held.place
+            },
             store,
             views: held.views.clone(),
         };
@@ -155,16 +158,16 @@ impl Reading {
             return Ok(None);
         };
         let Held {
-            rank,
-            slot,
+            place,
             store,
             views,
         } = held;
         let memory = store.send()?;
-        self.home.board.let_go(rank, slot, self.home.rank);
+        self.home.let_go(place, !views.is_empty());
         Ok(Some(Share {
-            rank,
-            slot,
+            rank: place.rank,
+            slot: place.slot,
+            turn: place.turn,
             memory,
             views,
         }))
@@ -174,15 +177,17 @@ impl Reading {
 impl Drop for Reading {
     fn drop(&mut self) {
         let Some(Held {
-            rank, slot, store, ..
+            place,
+            store,
+            views,
         }) = self.held.take()
         else {
             return;
         };
-        self.home.board.let_go(rank, slot, self.home.rank);
+        self.home.let_go(place, !views.is_empty());
         drop(store);
         // After the reference is gone: whoever is woken finds the slot free.
-        if let Some(known) = self.home.upstream.get(rank) {
+        if let Some(known) = self.home.upstream.get(place.rank) {
             known.freed.set();
         }
     }
@@ -247,8 +252,9 @@ impl Input {
         let dequeued_ns = now_ns();
         let card = Card::of_slim(home, &slim, dequeued_ns);
         let share = Share {
-            rank: slim.rank,
-            slot: slim.slot,
+            rank: slim.place.rank,
+            slot: slim.place.slot,
+            turn: slim.place.turn,
             memory: Memory::Host(slim.memory),
             views: Vec::new(),
         };
@@ -316,7 +322,7 @@ impl Input {
         self.readings.len()
     }
 
-    /// The valid elements of tensor `index`, row-major.
+    /// The valid elements of tensor `index`, row-major, as one slice whatever its shape, which [`shape`](Self::shape) says.
     ///
     /// # Errors
     /// When there is no such tensor, or its elements are no `T`; when the item is in several slots (see
@@ -369,9 +375,14 @@ impl Input {
     fn only(&self) -> Result<&Reading> {
         match &self.readings[..] {
             [only] => Ok(only),
-            [] => Err(Error::invalid(
-                "a tensor was asked for of an item that has none; its stage before has an empty output_spec",
-            )),
+            [] => Err(Error::invalid(match self.card.home.step {
+                0 => {
+                    "a tensor was asked for in the first step; what the client offered is read with `payload`"
+                }
+                _ => {
+                    "a tensor was asked for of an item without: the stage before has an empty output_spec, or sent a value"
+                }
+            })),
             several => Err(Error::invalid(format!(
                 "a tensor was asked for of an item that is in {} slots; say of which (tensor_in)",
                 several.len()

@@ -1,10 +1,11 @@
 //! Where a process gets its items from: a queue, in the order in which they come or in that of their numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mp_queue::{Deadline, ErrorKind as QueueErrorKind, Receiver};
+use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
 
 use crate::board::State;
@@ -12,9 +13,21 @@ use crate::error::{ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
 use crate::item::{FIRST_NEW, Item};
-use crate::knot::{self, Feeds};
 use crate::ledger::{Ledger, Receipt};
 use crate::wire::{self, Came};
+
+/// In which order a process gets its items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Sequence {
+    /// As they come.
+    AsTheyCome,
+    /// By their numbers, each of which comes, or a place holder for it.
+    ByNumber,
+    /// By their numbers, of which some may be lost on the way. Place holders tell of what ended on its way, but not of what a
+    /// killed process had in hand, or what was given up where a queue was full: so whoever supervises the run tells this
+    /// process when nothing before what it keeps back can come any more.
+    ByNumberWithGaps,
+}
 
 /// What came.
 pub(crate) enum Next {
@@ -30,18 +43,15 @@ pub(crate) enum Next {
 /// A wait that is longer than this is used to send time cards home.
 const SOON: Duration = Duration::from_millis(5);
 
-/// How often who keeps back items looks whether those before them can still come.
-const LOOK: Duration = Duration::from_millis(10);
-
 type Noted = (Item, Option<Receipt>, u64);
 
 /// See the module.
 pub(crate) struct Intake {
     lane: u32,
     from: Receiver<Item>,
+    sequence: Sequence,
+    /// Unless they are taken as they come.
     order: Option<Order>,
-    /// Where items may be lost: who may put into which lane, to see what cannot come any more.
-    feeds: Option<Feeds>,
     ledger: Ledger,
     /// What comes before all else.
     backlog: Vec<Item>,
@@ -52,22 +62,23 @@ pub(crate) struct Intake {
 #[derive(Default)]
 struct Order {
     next: (u64, u32),
-    waiting: BTreeMap<(u64, u32), Noted>,
+    /// One of a number may have come twice: from a process that was killed and from its replacement, or on two ways.
+    waiting: BTreeMap<(u64, u32), VecDeque<Noted>>,
 }
 
 impl Intake {
     pub(crate) fn new(
         lane: u32,
         from: Receiver<Item>,
-        ordered: Option<Option<Feeds>>,
+        sequence: Sequence,
         ledger: Ledger,
         backlog: Vec<Item>,
     ) -> Self {
         Self {
             lane,
             from,
-            order: ordered.is_some().then(Order::default),
-            feeds: ordered.flatten(),
+            sequence,
+            order: (sequence != Sequence::AsTheyCome).then(Order::default),
             ledger,
             backlog,
             ended: false,
@@ -84,7 +95,7 @@ impl Intake {
                     home.note_gone(item.id, item.part, item.parts);
                     return Ok(Next::Gone);
                 }
-                match Input::new(home, item, asked, receipt) {
+                match kept(home, item, asked, receipt) {
                     // Its card says so.
                     Err(error) if *error.kind() == ErrorKind::Lost => continue,
                     input => return Ok(Next::Item(input?)),
@@ -94,29 +105,20 @@ impl Intake {
                 return Ok(Next::End);
             }
             let asked = now_ns();
-            let keeps_back = |order: &Order| !order.waiting.is_empty();
-            let stuck = self
-                .feeds
-                .as_ref()
-                .filter(|_| self.order.as_ref().is_some_and(keeps_back));
-            let item = match (self.backlog.pop(), stuck) {
-                (Some(item), _) => Ok(Came::Item(item)),
-                (None, None) => self.get(home, until),
-                (None, Some(feeds)) => match self.get_unless_stuck(feeds, home, until) {
-                    Ok(None) => {
-                        self.order.as_mut().into_iter().for_each(Order::pass_over);
-                        continue;
-                    }
-                    Ok(Some(came)) => Ok(came),
-                    Err(error) => Err(error),
-                },
+            let item = match self.backlog.pop() {
+                Some(item) => Ok(Some(Came::Item(item))),
+                None => self.get(home, until),
             };
             let item = match item {
                 // Nobody else needs to know of it: no item is made of it first.
-                Ok(Came::Slim(slim)) if self.order.is_none() && self.ledger.is_none() => {
+                Ok(Some(Came::Slim(slim))) if self.order.is_none() && self.ledger.is_none() => {
                     return Ok(Next::Item(Input::of_slim(home, slim, asked)?));
                 }
-                Ok(came) => Item::from(came),
+                Ok(Some(came)) => Item::from(came),
+                Ok(None) => {
+                    self.order.as_mut().into_iter().for_each(Order::pass_over);
+                    continue;
+                }
                 Err(error) if error.is_closed() => {
                     self.ended = true;
                     continue;
@@ -129,12 +131,7 @@ impl Intake {
             let receipt = self.ledger.note(&item);
             match &mut self.order {
                 // One with a number of its own nobody waits for: it comes behind what it was made of.
-                Some(order) if item.id < FIRST_NEW => {
-                    for share in &item.shares {
-                        home.board.hold(share.rank, share.slot, home.rank);
-                    }
-                    order.put((item, receipt, asked));
-                }
+                Some(order) if item.id < FIRST_NEW => order.keep(home, (item, receipt, asked)),
                 _ if item.gone => {
                     home.note_gone(item.id, item.part, item.parts);
                     return Ok(Next::Gone);
@@ -147,77 +144,70 @@ impl Intake {
         }
     }
 
-    fn get(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Came> {
+    /// The next item of the queue; `None`: what those that are kept back wait for can't come.
+    fn get(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Option<Came>> {
         match wire::take(&self.from, Deadline::Now) {
             Err(error) if *error.kind() == QueueErrorKind::Empty => self.wait(home, until),
-            answer => answer,
-        }
-        .inspect(|_| home.board.count_taken(self.lane))
-    }
-
-    /// As [`get`](Self::get) for who keeps back items: `None` when what they wait for can't come, since those who could
-    /// bring it wait for the slots that are kept back.
-    ///
-    /// Place holders tell of what ended on its way, but not of what a killed process had in hand, or what was given up
-    /// where a queue was full.
-    fn get_unless_stuck(
-        &self,
-        feeds: &Feeds,
-        home: &Home,
-        until: Option<Instant>,
-    ) -> mp_queue::Result<Option<Came>> {
-        let mut seen = Vec::new();
-        loop {
-            home.enter(State::WaitsForInput(self.lane));
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let slice = left.map_or(LOOK, |left| left.min(LOOK));
-            match wire::take(&self.from, Deadline::after(slice)) {
-                Err(error) if *error.kind() == QueueErrorKind::TimedOut => home.flush(),
-                answer => {
-                    return answer
-                        .inspect(|_| home.board.count_taken(self.lane))
-                        .map(Some);
-                }
-            }
-            if left.is_some_and(|left| left <= slice) {
-                return Err(mp_queue::Error::new(
-                    QueueErrorKind::TimedOut,
-                    "nothing came before the time at which the stage is to be called",
-                ));
-            }
-            let mut knot = knot::find(&home.board, feeds, false);
-            let is_in_it = knot.iter().any(|&(rank, _)| rank == home.rank);
-            knot.retain(|&(rank, _)| rank != home.rank);
-            if is_in_it && knot == seen && !knot.is_empty() {
-                return Ok(None);
-            }
-            seen = knot;
+            answer => answer.map(Some),
         }
     }
 
-    fn wait(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Came> {
+    fn wait(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Option<Came>> {
+        let keeps = self
+            .order
+            .as_ref()
+            .map_or(0, |order| order.waiting.len())
+            .min(match self.sequence {
+                Sequence::ByNumberWithGaps => usize::MAX,
+                Sequence::AsTheyCome | Sequence::ByNumber => 0,
+            });
+        home.board.set_kept(home.rank, keeps);
+        let waits = State::WaitsForInput(self.lane);
+        home.enter(waits);
         // Time cards go home while there is nothing else to do, but not before each of many short waits.
-        home.enter(State::WaitsForInput(self.lane));
         let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
         let soon = left().map_or(SOON, |left| left.min(SOON));
-        match wire::take(&self.from, Deadline::after(soon)) {
+        match wire::take_waiting(&self.from, Deadline::after(soon), home, waits) {
             Err(error) if *error.kind() == QueueErrorKind::TimedOut => home.flush(),
             answer => return answer,
         }
-        match left() {
-            Some(left) => {
-                home.enter(State::Pauses);
-                wire::take(&self.from, Deadline::after(left))
-            }
-            None => wire::take(&self.from, Deadline::Never),
-        }
+        let Some(left) = left() else {
+            return wire::take_waiting(&self.from, Deadline::Never, home, waits);
+        };
+        // Who goes on at that time by itself is in no knot, unless it may be helped out of it.
+        let waits = if keeps == 0 { State::Pauses } else { waits };
+        home.board.show(home.rank, waits);
+        wire::take_waiting(&self.from, Deadline::after(left), home, waits)
     }
 }
 
+/// An input of what was kept back.
+fn kept(home: &Arc<Home>, item: Item, asked: u64, receipt: Option<Receipt>) -> Result<Input> {
+    let places = item.shares.iter();
+    let places: Vec<_> = places
+        .map(|share| (share.place(), !share.views.is_empty()))
+        .collect();
+    let input = Input::new(home, item, asked, receipt);
+    for (place, is_part) in places {
+        // The input holds what was kept; of a part that was one more.
+        if is_part || input.is_err() {
+            home.let_go(place, is_part);
+        }
+    }
+    input
+}
+
 impl Order {
+    fn keep(&mut self, home: &Home, noted: Noted) {
+        for share in &noted.0.shares {
+            home.hold(share.place(), !share.views.is_empty());
+        }
+        self.put(noted);
+    }
+
     fn put(&mut self, noted: Noted) {
         let key = (noted.0.id, noted.0.part);
-        self.waiting.insert(key, noted);
+        self.waiting.entry(key).or_default().push_back(noted);
     }
 
     /// Waits for those before the first no longer.
@@ -229,12 +219,16 @@ impl Order {
 
     /// The next in order; when no more can come, whatever is next.
     fn take(&mut self, ended: bool) -> Option<Noted> {
-        let first = self.waiting.first_entry()?;
+        let mut first = self.waiting.first_entry()?;
         // What is before the next has been waited for already: an item that was delivered twice.
         if *first.key() > self.next && !ended {
             return None;
         }
-        let (item, receipt, asked) = first.remove();
+        let taken = first.get_mut().pop_front();
+        if first.get().is_empty() {
+            first.remove();
+        }
+        let (item, receipt, asked) = taken?;
         if (item.id, item.part) >= self.next {
             self.next = if item.part + 1 < item.parts {
                 (item.id, item.part + 1)
@@ -277,6 +271,7 @@ mod tests {
             (2, 0, true),
             (1, 1, false),
             (4, 0, false),
+            (4, 0, false),
         ] {
             put(&mut order, id, part, gone);
             take(&mut order, false);
@@ -284,7 +279,16 @@ mod tests {
         take(&mut order, true);
         assert_eq!(
             seen,
-            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (4, 0)]
+            [
+                (0, 0),
+                (0, 1),
+                (1, 0),
+                (1, 1),
+                (2, 0),
+                (2, 1),
+                (4, 0),
+                (4, 0)
+            ]
         );
     }
 }

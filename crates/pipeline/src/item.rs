@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use shm_core::{Arena, message};
 
+use crate::board::Place;
 use crate::device::Memory;
 
 /// A value that holds tensors, on its way beside a slot: in a queue of its own, since it is read only when its type is
@@ -59,9 +60,21 @@ pub(crate) struct Share {
     /// The process whose slot it is.
     pub(crate) rank: u32,
     pub(crate) slot: u32,
+    /// Which of the memories that the slot had (see [`Board::turn`](crate::board::Board::turn)).
+    pub(crate) turn: u16,
     pub(crate) memory: Memory,
     /// One a tensor; none where all of each is valid.
     pub(crate) views: Vec<View>,
+}
+
+impl Share {
+    pub(crate) fn place(&self) -> Place {
+        Place {
+            rank: self.rank,
+            slot: self.slot,
+            turn: self.turn,
+        }
+    }
 }
 
 /// The first of the numbers of items that no input has: further outputs, and what was made of several.

@@ -5,24 +5,37 @@
 //! ever. It is looked for on the board, whose words are what the processes do *now*: a process that is merely slow, or
 //! stopped, is not in a knot.
 
-use serde::{Deserialize, Serialize};
+use std::sync::atomic::{Ordering, fence};
 
 use crate::board::{Board, State};
 
-/// Who may put into each lane, and whether the client may, too.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+/// Who may put into each lane.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Feeds {
     pub(crate) writers: Vec<Vec<u32>>,
     pub(crate) from_client: Vec<bool>,
 }
 
 /// The processes that wait for each other, with the how-manieth state each is in; empty for none.
-pub(crate) fn find(board: &Board, feeds: &Feeds, client_is_done: bool) -> Vec<(u32, u64)> {
+///
+/// `is_empty` tells of a lane whether nothing is in it, `client` of the client whether it has ended. Certain is only what is
+/// found twice: what was put behind the back of the first look had its writer in another state then.
+pub(crate) fn find(
+    board: &Board,
+    feeds: &Feeds,
+    is_empty: impl Fn(usize) -> bool,
+    client_is_done: bool,
+) -> Vec<(u32, u64)> {
     let processes = board.processes().saturating_sub(1);
-    let states: Vec<State> = (0..processes as u32)
+    // Before the states: who takes an item says that it waits no longer, and then takes it.
+    let empty: Vec<bool> = (0..feeds.writers.len()).map(is_empty).collect();
+    fence(Ordering::Acquire);
+    let states: Vec<State> = (0..=processes as u32)
         .map(|rank| board.state(rank))
         .collect();
-    let mut goes_on: Vec<bool> = states
+    // Its row is the last.
+    let client_waits = states[processes] == State::WaitsForOutcomes;
+    let mut goes_on: Vec<bool> = states[..processes]
         .iter()
         .map(|state| !matches!(state, State::WaitsForInput(_) | State::WaitsForSlot))
         .collect();
@@ -36,23 +49,22 @@ pub(crate) fn find(board: &Board, feeds: &Feeds, client_is_done: bool) -> Vec<(u
                 State::WaitsForInput(lane) => {
                     let at = lane as usize;
                     let writers = feeds.writers.get(at).map_or(&[][..], Vec::as_slice);
+                    let from_client = feeds.from_client.get(at).copied().unwrap_or(false);
                     // Without writers left the lane ends, which is an answer, too.
                     let ends = writers
                         .iter()
                         .all(|&writer| states[writer as usize] == State::Done)
-                        && (client_is_done || !feeds.from_client.get(at).copied().unwrap_or(false));
-                    ends || board.on_the_way(lane) > 0
-                        || (!client_is_done && feeds.from_client.get(at).copied().unwrap_or(false))
+                        && (client_is_done || !from_client);
+                    ends || !empty.get(at).copied().unwrap_or(false)
+                        || (from_client && !client_is_done && !client_waits)
                         || writers.iter().any(|&writer| {
                             goes_on[writer as usize] && states[writer as usize] != State::Done
                         })
                 }
+                // One that nobody reads is free or on its way.
                 State::WaitsForSlot => (0..board.slot_count(rank as u32) as u32).any(|slot| {
-                    match board.holder(rank as u32, slot) {
-                        // Free or on its way.
-                        None => true,
-                        Some(holder) => goes_on.get(holder as usize).copied().unwrap_or(true),
-                    }
+                    let readers = board.readers(rank as u32, slot);
+                    readers.all(processes as u32, |reader| goes_on[reader as usize])
                 }),
                 _ => true,
             };
@@ -65,8 +77,14 @@ pub(crate) fn find(board: &Board, feeds: &Feeds, client_is_done: bool) -> Vec<(u
             break;
         }
     }
-    (0..processes as u32)
-        .filter(|&rank| !goes_on[rank as usize])
+    let client = (client_waits && !client_is_done).then_some(processes as u32);
+    let stuck = (0..processes as u32).filter(|&rank| !goes_on[rank as usize]);
+    let stuck: Vec<u32> = stuck.collect();
+    let client = client.filter(|_| !stuck.is_empty());
+    // The client's state is part of it where it is taken for one that gives nothing now.
+    stuck
+        .into_iter()
+        .chain(client)
         .map(|rank| (rank, board.since(rank).1))
         .collect()
 }
@@ -81,7 +99,7 @@ pub(crate) fn describe(board: &Board, knot: &[(u32, u64)], name: impl Fn(u32) ->
         let count = board.slot_count(rank) as u32;
         for (holder, _) in knot {
             let held: Vec<String> = (0..count)
-                .filter(|&slot| board.holder(rank, slot) == Some(*holder))
+                .filter(|&slot| board.readers(rank, slot).includes(*holder))
                 .map(|slot| slot.to_string())
                 .collect();
             if !held.is_empty() {
@@ -104,6 +122,7 @@ pub(crate) fn describe(board: &Board, knot: &[(u32, u64)], name: impl Fn(u32) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::board::Place;
 
     fn feeds() -> Feeds {
         Feeds {
@@ -112,37 +131,88 @@ mod tests {
         }
     }
 
+    fn ranks(knot: &[(u32, u64)]) -> Vec<u32> {
+        knot.iter().map(|(rank, _)| *rank).collect()
+    }
+
+    fn hold(board: &Board, slot: u32, reader: u32) -> Place {
+        let turn = board.turn(0, slot);
+        let place = Place {
+            rank: 0,
+            slot,
+            turn,
+        };
+        board.hold(place, reader);
+        place
+    }
+
     #[test]
     fn a_reader_that_keeps_all_slots_and_waits_is_a_knot() {
-        let board = Board::new(&[2, 0, 0], 1).unwrap();
+        let board = Board::new(&[2, 0, 0]).unwrap();
         board.enter(0, State::WaitsForSlot);
         board.enter(1, State::WaitsForInput(0));
-        board.hold(0, 0, 1);
-        assert!(find(&board, &feeds(), true).is_empty(), "slot 1 is free");
-        board.hold(0, 1, 1);
-        let knot = find(&board, &feeds(), true);
-        assert_eq!(
-            knot.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(),
-            [0, 1]
+        hold(&board, 0, 1);
+        let empty = |_| true;
+        assert!(
+            find(&board, &feeds(), empty, true).is_empty(),
+            "slot 1 is free"
         );
+        hold(&board, 1, 1);
+        let knot = find(&board, &feeds(), empty, true);
+        assert_eq!(ranks(&knot), [0, 1]);
         let text = describe(&board, &knot, |rank| format!("process {rank}"));
         assert!(
             text.contains("process 1 holds slots 0, 1 of the 2 that process 0 has"),
             "{text}"
         );
-        board.count_put(0, true);
-        assert!(find(&board, &feeds(), true).is_empty(), "an item comes");
+        let coming = find(&board, &feeds(), |_| false, true);
+        assert!(coming.is_empty(), "an item comes");
+    }
+
+    #[test]
+    fn a_slot_comes_back_only_when_all_its_readers_go_on() {
+        let board = Board::new(&[1, 0, 0, 0]).unwrap();
+        board.enter(0, State::WaitsForSlot);
+        board.enter(1, State::WaitsForInput(0));
+        board.enter(2, State::Working);
+        let place = hold(&board, 0, 1);
+        board.hold(place, 2);
+        let feeds = Feeds {
+            writers: vec![vec![0], vec![0]],
+            from_client: vec![false; 2],
+        };
+        assert_eq!(ranks(&find(&board, &feeds, |_| true, true)), [0, 1]);
+        board.let_go(place, 1);
+        assert!(find(&board, &feeds, |_| true, true).is_empty());
     }
 
     #[test]
     fn whoever_works_will_go_on() {
-        let board = Board::new(&[1, 0, 0], 1).unwrap();
+        let board = Board::new(&[1, 0, 0]).unwrap();
         board.enter(0, State::WaitsForSlot);
-        board.hold(0, 0, 1);
+        hold(&board, 0, 1);
         board.enter(1, State::Working);
-        assert!(find(&board, &feeds(), true).is_empty());
+        let empty = |_| true;
+        assert!(find(&board, &feeds(), empty, true).is_empty());
         board.enter(0, State::Done);
         board.enter(1, State::WaitsForInput(0));
-        assert!(find(&board, &feeds(), true).is_empty(), "the lane ends");
+        assert!(
+            find(&board, &feeds(), empty, true).is_empty(),
+            "the lane ends"
+        );
+    }
+
+    #[test]
+    fn a_client_that_waits_for_what_it_offered_offers_nothing() {
+        let board = Board::new(&[0, 0]).unwrap();
+        let feeds = Feeds {
+            writers: vec![Vec::new()],
+            from_client: vec![true],
+        };
+        board.enter(0, State::WaitsForInput(0));
+        assert!(find(&board, &feeds, |_| true, false).is_empty());
+        board.enter(1, State::WaitsForOutcomes);
+        assert_eq!(ranks(&find(&board, &feeds, |_| true, false)), [0, 1]);
+        assert!(find(&board, &feeds, |_| false, false).is_empty());
     }
 }

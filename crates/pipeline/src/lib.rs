@@ -36,6 +36,8 @@ mod intake;
 mod item;
 mod knot;
 mod ledger;
+mod lookout;
+mod nearest;
 mod output;
 mod pipeline;
 mod pool;

@@ -188,7 +188,9 @@ impl Output {
                     home.flush();
                     let seen = self.lost_slots(pool);
                     if seen.iter().any(|slot| lost.contains(slot))
-                        && pool.renew(|slot| seen.contains(&slot) && lost.contains(&slot))?
+                        && pool.renew(&home.board, |slot| {
+                            seen.contains(&slot) && lost.contains(&slot)
+                        })?
                     {
                         self.renewed += 1;
                     }
@@ -210,7 +212,7 @@ impl Output {
         }
         let slots = 0..pool.len() as u32;
         slots
-            .filter(|&slot| board.holder(self.home.rank, slot).is_none())
+            .filter(|&slot| board.readers(self.home.rank, slot).is_empty())
             .collect()
     }
 
@@ -281,7 +283,7 @@ impl Output {
             _ => return Ok(Some(slot)),
         };
         let (sequence, tag) = (slot.sequence, slot.tag);
-        let (acquired, index) = ((slot.acquired_ns, slot.waited_ns), slot.index() as u32);
+        let (acquired, place) = ((slot.acquired_ns, slot.waited_ns), slot.place());
         let Some(memory) = slot.take_memory() else {
             return Ok(None);
         };
@@ -291,8 +293,7 @@ impl Output {
             tag,
             enqueued: 0,
             weight,
-            rank: self.home.rank,
-            slot: index,
+            place,
             memory,
         };
         let put = lane
@@ -374,7 +375,7 @@ impl Output {
         if self.segments > 1 || router.selects() {
             say_what_is_valid(&self.home, &mut whole);
         }
-        let queue = router.select(&self.home, &whole);
+        let queue = router.select(&whole);
         let id = whole.id;
         let put = if self.segments > 1 {
             router.put(&self.home, queue, fork(whole, self.segments))

@@ -11,7 +11,7 @@ use shm_core::room::SystemLimits;
 use spawn::Group;
 
 use crate::account::Account;
-use crate::check::check;
+use crate::check::{check, odd_end};
 use crate::client::{Client, Progress, feed};
 use crate::device::cuda_devices;
 use crate::ending::rings;
@@ -166,6 +166,11 @@ impl Pipeline {
         check(&self.steps, self.client.as_ref(), &cuda_devices).map(drop)
     }
 
+    /// What is odd about the last step, and may be on purpose.
+    pub(crate) fn odd_end(&self) -> Option<String> {
+        odd_end(&self.steps)
+    }
+
     /// Starts the processes, waits until all have ended, and tells what they brought home.
     ///
     /// # Errors
@@ -182,6 +187,9 @@ impl Pipeline {
     #[track_caller]
     pub fn start(self) -> Result<Running> {
         let specs = check(&self.steps, self.client.as_ref(), &cuda_devices)?;
+        if let Some(odd) = self.odd_end() {
+            tracing::warn!("{odd}");
+        }
         let apart = self.steps.iter().any(|step| step.restarts > 0);
         let (mut wiring, log) = Wiring::lay(self.steps, specs, self.client.as_ref(), self.wait)?;
         check_room(&wiring)?;
@@ -230,7 +238,6 @@ impl Pipeline {
             outcomes: vec![None; processes],
             workers: vec![None; processes],
             error: None,
-            knot: Vec::new(),
             hung: vec![None; processes],
         };
         let pids = runner.crews.iter().flat_map(|crew| crew.context.pids());

@@ -13,10 +13,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::{Element, SharedTensor, Tensor, elements_of_mut};
 
+use crate::board::{Board, Place};
 use crate::device::{Store, Writable, make_slots};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::input::numel;
 use crate::item::{Attached, Share, View};
 use crate::spec::{Layout, TensorSpec};
 
@@ -36,24 +36,29 @@ pub(crate) struct Pool {
 struct Places {
     /// `None` while the slot is loaned.
     slots: Vec<Option<Store>>,
+    /// Which of its memories each slot has.
+    turns: Vec<u16>,
     /// Where the next search begins.
     next: usize,
 }
 
 impl Pool {
     pub(crate) fn new(
+        board: &Board,
         rank: u32,
         layout: Arc<Layout>,
         freed: Event,
         place: Option<u32>,
         slots: Vec<Store>,
     ) -> Arc<Self> {
+        let turns = (0..slots.len() as u32).map(|slot| board.turn(rank, slot));
         Arc::new(Self {
             place,
             rank,
             layout,
             freed,
             slots: Mutex::new(Places {
+                turns: turns.collect(),
                 slots: slots.into_iter().map(Some).collect(),
                 next: 0,
             }),
@@ -75,6 +80,7 @@ impl Pool {
                 return Some(OutputSlot {
                     pool: Arc::clone(self),
                     index,
+                    turn: places.turns[index],
                     tensor: Some(tensor),
                     views: Vec::new(),
                     sequence: 0,
@@ -110,8 +116,9 @@ impl Pool {
 
     /// New memory for a slot that nobody seems to have and that is still counted: whoever had it was killed in the one
     /// moment that leaves a count too high. If somebody has it after all, it keeps the old memory.
-    pub(crate) fn renew(&self, is_lost: impl Fn(u32) -> bool) -> Result<bool> {
-        for (index, place) in self.slots.lock().slots.iter_mut().enumerate() {
+    pub(crate) fn renew(&self, board: &Board, is_lost: impl Fn(u32) -> bool) -> Result<bool> {
+        let Places { slots, turns, .. } = &mut *self.slots.lock();
+        for (index, place) in slots.iter_mut().enumerate() {
             if place.is_some() && is_lost(index as u32) {
                 *place = match self.place {
                     None => {
@@ -120,6 +127,7 @@ impl Pool {
                     }
                     Some(device) => make_slots(device, 1, self.layout.bytes)?.pop(),
                 };
+                turns[index] = board.turn(self.rank, index as u32);
                 return Ok(true);
             }
         }
@@ -166,6 +174,7 @@ pub(crate) fn touch(memory: &SharedTensor<u8>) {
 pub struct OutputSlot {
     pool: Arc<Pool>,
     index: usize,
+    turn: u16,
     /// `None` once it is published.
     tensor: Option<Writable>,
     /// None while all of each tensor is valid.
@@ -183,6 +192,14 @@ impl OutputSlot {
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        Place {
+            rank: self.pool.rank,
+            slot: self.index as u32,
+            turn: self.turn,
+        }
     }
 
     fn bytes(&mut self) -> Result<&mut [u8]> {
@@ -343,6 +360,7 @@ impl OutputSlot {
             && self.views.is_empty()
             && self.payload.is_empty()
             && self.attached.is_none()
+            && self.place().fits_a_word()
     }
 
     /// Where it lies in the arena: gives up writing, and gives one reference to its memory to be published.
@@ -376,6 +394,7 @@ impl OutputSlot {
         Ok(Some(Share {
             rank: self.pool.rank,
             slot: self.index as u32,
+            turn: self.turn,
             memory: memory?,
             views: std::mem::take(&mut self.views),
         }))
@@ -403,40 +422,6 @@ pub(crate) fn encode<P: Serialize>(payload: &P) -> Result<Vec<u8>> {
     })
 }
 
-/// Divides what a slot holds into `n` segments along the first dimension, as evenly as it goes, the larger ones first.
-pub(crate) fn segments(share: &Share, n: u32) -> Vec<Share> {
-    (0..n as usize)
-        .map(|segment| {
-            let views = share
-                .views
-                .iter()
-                .map(|view| segment_of(view, segment, n as usize))
-                .collect();
-            Share {
-                views,
-                ..share.clone()
-            }
-        })
-        .collect()
-}
-
-fn segment_of(view: &View, segment: usize, n: usize) -> View {
-    let Some((&rows, inner)) = view.shape.split_first() else {
-        // What has no rows goes to each.
-        return view.clone();
-    };
-    let (each, rest) = (rows / n, rows % n);
-    let first = each * segment + segment.min(rest);
-    let count = each + usize::from(segment < rest);
-    let row = numel(inner).unwrap_or(0);
-    let mut shape = view.shape.clone();
-    shape[0] = count;
-    View {
-        start: view.start + first * row,
-        shape,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -444,8 +429,16 @@ mod tests {
     fn pool(slots: usize, spec: TensorSpec) -> Arc<Pool> {
         let layout = Layout::of(&[spec]).unwrap();
         let memory = || Tensor::<u8>::zeros([layout.bytes]).unwrap().freeze();
+        let board = Board::new(&[slots]).unwrap();
         let slots = (0..slots).map(|_| Store::Host(memory())).collect();
-        Pool::new(0, Arc::new(layout), Event::new().unwrap(), None, slots)
+        Pool::new(
+            &board,
+            0,
+            Arc::new(layout),
+            Event::new().unwrap(),
+            None,
+            slots,
+        )
     }
 
     #[test]
@@ -464,23 +457,6 @@ mod tests {
         assert_eq!(pool.in_use(), 1);
         drop(second);
         assert_eq!(pool.in_use(), 0);
-    }
-
-    #[test]
-    fn eleven_rows_in_three_segments_are_four_four_and_three() {
-        let view = View {
-            start: 0,
-            shape: vec![11, 2],
-        };
-        let parts: Vec<_> = (0..3).map(|at| segment_of(&view, at, 3)).collect();
-        assert_eq!(
-            parts.iter().map(|part| part.shape[0]).collect::<Vec<_>>(),
-            [4, 4, 3]
-        );
-        assert_eq!(
-            parts.iter().map(|part| part.start).collect::<Vec<_>>(),
-            [0, 8, 16]
-        );
     }
 
     #[test]

@@ -13,9 +13,8 @@ use crate::card::Card;
 use crate::device::{Store, make_slots, on_device, outlive_readers};
 use crate::error::{Error, ErrorKind, StageError};
 use crate::home::{Home, Known, Upstream, Upstreams};
-use crate::intake::{Intake, Next};
+use crate::intake::{Intake, Next, Sequence};
 use crate::item::Item;
-use crate::knot::Feeds;
 use crate::ledger::Ledger;
 use crate::output::Output;
 use crate::pool::{Pool, touch};
@@ -60,7 +59,7 @@ pub(crate) struct Post {
     /// The slots that it will read, to be looked at before the run starts.
     pub(crate) touch: Vec<SharedTensor<u8>>,
     pub(crate) input: Option<(u32, Receiver<Item>)>,
-    pub(crate) ordered: Option<Option<Feeds>>,
+    pub(crate) sequence: Sequence,
     pub(crate) specs: Vec<TensorSpec>,
     pub(crate) slots: Vec<SharedTensor<u8>>,
     /// A device, and how many slots of its own the process makes there.
@@ -148,14 +147,22 @@ fn run_here<S: Stage>(
     let mut intake = post.input.map(|(lane, from)| {
         let from = from.with_policy(post.wait);
         let ledger = Ledger::new(post.ledger);
-        Intake::new(lane, from, post.ordered, ledger, post.backlog)
+        Intake::new(lane, from, post.sequence, ledger, post.backlog)
     });
     let (place, slots) = match post.on_device {
         None => (None, post.slots.into_iter().map(Store::Host).collect()),
         Some((device, count)) => (Some(device), make_slots(device, count, layout.bytes)?),
     };
-    let pool = (!slots.is_empty())
-        .then(|| Pool::new(post.rank, Arc::clone(&layout), post.freed, place, slots));
+    let pool = (!slots.is_empty()).then(|| {
+        Pool::new(
+            &home.board,
+            post.rank,
+            Arc::clone(&layout),
+            post.freed,
+            place,
+            slots,
+        )
+    });
     let policy = post
         .routes
         .as_ref()

@@ -21,6 +21,11 @@ impl ProgressLine {
         })
     }
 
+    /// The run starts now, and its rate is from here on.
+    pub(crate) fn begin(&mut self) {
+        self.since = Instant::now();
+    }
+
     pub(crate) fn show(&mut self, items: &Items, target: Option<u64>) {
         self.shown = true;
         let text = text(items, target, self.since.elapsed().as_secs_f64());

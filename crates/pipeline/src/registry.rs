@@ -10,10 +10,12 @@ use serde_json::Value;
 use spawn::{Group, Process};
 
 use crate::client::Client;
+use crate::config::{GROUP_KEYS, STEP_KEYS};
 use crate::error::{Error, Result, StageError};
+use crate::nearest::did_you_mean;
 use crate::pool::encode;
 use crate::process::{MakeSelector, Outcome, Work, run_stage};
-use crate::selector::{Selector, built_in};
+use crate::selector::Selector;
 use crate::spec::TensorSpec;
 use crate::stage::Stage;
 use crate::stages::{Aggregator, Batcher};
@@ -51,7 +53,39 @@ fn read_params<S: Stage>(params: &Value) -> Result<(S::Params, Vec<String>)> {
         let unread = given.into_iter().map(|(key, _)| key.clone());
         return Ok((none, unread.collect()));
     }
-    Err(Error::invalid(error.to_string()))
+    Err(Error::invalid(told::<S>(params, &error)))
+}
+
+/// What is wrong with parameters, with the key where it is known.
+fn told<S: Stage>(params: &Value, error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let keys = params.as_object().into_iter().flatten().map(|(key, _)| key);
+    // The error does not say which: it is the one without which it is another.
+    for key in keys {
+        let mut without = params.clone();
+        without.as_object_mut().and_then(|map| map.remove(key));
+        let is_it = match serde_json::from_value::<S::Params>(without) {
+            Ok(_) => true,
+            Err(other) => other.to_string() == format!("missing field `{key}`"),
+        };
+        let unknown = text.starts_with("unknown field");
+        if is_it && unknown {
+            return format!("{key}: {text}{}", of_step_or_group(key));
+        }
+        if is_it {
+            return format!("{key}: {text}");
+        }
+    }
+    let missing = text.strip_prefix("missing field `");
+    match missing.and_then(|rest| rest.strip_suffix('`')) {
+        Some(key) => format!("{key}: it is missing"),
+        None => text,
+    }
+}
+
+/// What may have been meant by a key that is none of the stage's.
+fn of_step_or_group(key: &str) -> String {
+    did_you_mean(key, STEP_KEYS.iter().chain(GROUP_KEYS))
 }
 
 impl<S: Stage> Entry for Of<S> {
@@ -149,8 +183,9 @@ impl Registry {
     pub(crate) fn make_client(&self, name: &str, params: &Value) -> Result<Client> {
         let make = self.iterators.get(name).ok_or_else(|| {
             Error::invalid(format!(
-                "there is no iterator {name:?} in the registry; it has {:?}",
-                self.iterators.keys().collect::<Vec<_>>()
+                "there is no iterator {name:?} in the registry; it has {:?}{}",
+                self.iterators.keys().collect::<Vec<_>>(),
+                did_you_mean(name, self.iterators.keys())
             ))
         })?;
         make(params)
@@ -194,13 +229,14 @@ where
 {
     let entry = registry.stages.get(name).ok_or_else(|| {
         Error::invalid(format!(
-            "there is no stage {name:?} in the registry; it has {:?}",
-            registry.stages.keys().collect::<Vec<_>>()
+            "stage: there is no {name:?} in the registry; it has {:?}{}",
+            registry.stages.keys().collect::<Vec<_>>(),
+            did_you_mean(name, registry.stages.keys())
         ))
     })?;
     let unread = entry
         .check(&params)
-        .map_err(|error| Error::invalid(format!("parameters of stage {name:?}: {error}")))?;
+        .map_err(|error| Error::invalid(format!("{error} (a parameter of stage {name:?})")))?;
     if !unread.is_empty() && lenient {
         tracing::debug!(
             stage = name,
@@ -209,7 +245,8 @@ where
         );
     } else if let Some(key) = unread.first() {
         return Err(Error::invalid(format!(
-            "{key}: neither a key of a step or queue group nor a parameter that stage {name:?} reads"
+            "{key}: neither a key of a step or queue group nor a parameter that stage {name:?} reads{}",
+            of_step_or_group(key)
         )));
     }
     Ok(Arc::new(Named {
@@ -237,8 +274,8 @@ where
         self.entry.input_spec(&self.params)
     }
 
-    fn knows_selector(&self, name: &str) -> bool {
-        built_in(name, 1).is_some() || self.selectors.iter().any(|known| known == name)
+    fn selectors(&self) -> Vec<String> {
+        self.selectors.clone()
     }
 
     fn add(

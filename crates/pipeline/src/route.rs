@@ -46,8 +46,6 @@ pub enum Delivery {
 /// The way to one reader, or to those that share a queue.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Lane {
-    /// Its number on the board.
-    pub(crate) lane: u32,
     pub(crate) to: Sender<Item>,
     /// To take the oldest out, where that is the policy, and what a reader has left, where each has a lane of its own.
     pub(crate) from: Option<Receiver<Item>>,
@@ -86,12 +84,9 @@ impl Lane {
             .all(|&reader| home.board.is_done(reader))
     }
 
-    fn try_put(&self, home: &Home, item: Item) -> Result<(), Box<Refused>> {
-        home.board.count_put(self.lane, true);
-        wire::put(&self.to, item, Deadline::Now).map_err(|(error, item)| {
-            home.board.count_put(self.lane, false);
-            Box::new(Refused { error, item })
-        })
+    fn try_put(&self, item: Item) -> Result<(), Box<Refused>> {
+        wire::put(&self.to, item, Deadline::Now)
+            .map_err(|(error, item)| Box::new(Refused { error, item }))
     }
 
     /// Puts what is slim, at once where there is room. `false` when nobody reads the lane any more.
@@ -103,13 +98,9 @@ impl Lane {
     ) -> Result<bool> {
         if !self.is_abandoned(home) {
             slim.enqueued = now_ns();
-            home.board.count_put(self.lane, true);
             slim = match wire::put_slim(&self.to, slim, Deadline::Now) {
                 Ok(()) => return Ok(true),
-                Err((error, back)) => {
-                    home.board.count_put(self.lane, false);
-                    back.ok_or(error)?
-                }
+                Err((error, back)) => back.ok_or(error)?,
             };
         }
         self.put(home, policy, slim.into())
@@ -124,7 +115,7 @@ impl Lane {
                 break Ok(false);
             }
             item.enqueued = now_ns();
-            let Refused { error, item: back } = match self.try_put(home, item) {
+            let Refused { error, item: back } = match self.try_put(item) {
                 Ok(()) => break Ok(true),
                 Err(refused) => *refused,
             };
@@ -166,13 +157,11 @@ impl Lane {
                 waited = true;
                 home.enter(State::Pauses);
             }
-            home.board.count_put(self.lane, true);
             item.enqueued = now_ns();
             // Looks now and then whether anybody is left to make room.
             match wire::put(&self.to, item, Deadline::after(Duration::from_millis(200))) {
                 Ok(()) => break Ok(true),
                 Err(failed) => {
-                    home.board.count_put(self.lane, false);
                     home.flush();
                     match failed {
                         (_, Some(back)) => item = back,
@@ -196,7 +185,6 @@ impl Lane {
         let Some(Ok(oldest)) = oldest else {
             return false;
         };
-        home.board.count_taken(self.lane);
         let owner = oldest.shares.first().map(|share| share.rank);
         note_dropped(home, oldest);
         if let Some(known) = owner.and_then(|owner| home.upstream.get(owner)) {
@@ -258,13 +246,13 @@ impl Router {
     }
 
     /// The index of the queue that an output goes into.
-    pub(crate) fn select(&mut self, home: &Home, item: &Item) -> usize {
+    pub(crate) fn select(&mut self, item: &Item) -> usize {
         let queues = self.routes.queues.len();
         if queues <= 1 {
             return 0;
         }
         let waiting = |lanes: &Vec<Lane>| -> u64 {
-            let each = lanes.iter().map(|lane| home.board.on_the_way(lane.lane));
+            let each = lanes.iter().map(|lane| lane.to.len() as u64);
             each.sum()
         };
         let waiting = self.routes.queues.iter().map(waiting).collect();

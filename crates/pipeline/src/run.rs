@@ -319,30 +319,34 @@ impl Report {
     /// the run was found to have failed; 0 where it never started.
     #[must_use]
     pub fn seconds(&self) -> f64 {
-        let outcomes = || {
-            self.processes
-                .iter()
-                .filter_map(|process| process.outcome.as_ref())
-        };
-        let all_came_home = self
-            .processes
-            .iter()
-            .all(|process| process.outcome.is_some());
-        let first = outcomes().map(|outcome| outcome.started_ns).min();
-        let last = outcomes().map(|outcome| outcome.ended_ns).max();
-        match (first, last, self.started_ns) {
-            (Some(first), Some(last), _) if all_came_home => {
-                last.saturating_sub(first) as f64 / 1e9
-            }
-            (_, _, Some(started)) => self.ended_ns.saturating_sub(started) as f64 / 1e9,
-            _ => 0.0,
-        }
+        seconds(&self.processes, self.started_ns, self.ended_ns)
     }
 
-    /// Inputs that were finished in a second; `None` where the run never started.
+    /// Inputs that were finished in one of these [seconds](Self::seconds), which is also the throughput that a report of the
+    /// run's directory says; `None` where the run never started.
     #[must_use]
     pub fn rate(&self) -> Option<f64> {
         let seconds = self.seconds();
         (seconds > 0.0).then(|| self.items.completed as f64 / seconds)
     }
+}
+
+/// As [`Report::seconds`].
+pub(crate) fn seconds(processes: &[ProcessReport], started_ns: Option<u64>, ended_ns: u64) -> f64 {
+    let outcomes: Option<Vec<_>> = processes
+        .iter()
+        .map(|process| process.outcome.as_ref())
+        .collect();
+    // Where all came home they say when they worked.
+    let worked = outcomes.and_then(|outcomes| {
+        let first = outcomes.iter().map(|outcome| outcome.started_ns).min()?;
+        let last = outcomes.iter().map(|outcome| outcome.ended_ns).max()?;
+        Some((first, last))
+    });
+    let (first, last) = match (worked, started_ns) {
+        (Some(worked), _) => worked,
+        (None, Some(started)) => (started, ended_ns),
+        (None, None) => return 0.0,
+    };
+    last.saturating_sub(first) as f64 / 1e9
 }

@@ -7,15 +7,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mp_queue::Receiver;
+use shm_core::Arena;
 use shm_core::clock::now_ns;
 use spawn::{ErrorKind as SpawnErrorKind, Group, Signals, SpawnContext, Worker};
 
 use crate::account::Account;
-use crate::board::{Cause, ENDING, State};
+use crate::board::Cause;
 use crate::client::Progress;
 use crate::error::{Error, ErrorKind, Result};
 use crate::item::Item;
-use crate::knot::{self, Feeds};
+use crate::lookout::Lookout;
 use crate::process::{Outcome, Work};
 use crate::progress::ProgressLine;
 use crate::run::{Report, Shared};
@@ -29,13 +30,13 @@ const NAP: Duration = Duration::from_millis(5);
 /// So many cards of one process at once are reason to look again before a nap.
 const MANY: usize = 1024;
 /// How often it looks for processes that hang or wait for each other.
-const ROUND: Duration = Duration::from_millis(250);
+pub(crate) const ROUND: Duration = Duration::from_millis(250);
 
 /// Processes that live and fail together, and their ranks.
 pub(crate) struct Crew {
     pub(crate) context: SpawnContext<Outcome>,
     pub(crate) ranks: Vec<usize>,
-    over: bool,
+    pub(crate) over: bool,
 }
 
 impl Crew {
@@ -72,7 +73,6 @@ pub(crate) struct Runner {
     pub(crate) outcomes: Vec<Option<Outcome>>,
     pub(crate) workers: Vec<Option<Worker>>,
     pub(crate) error: Option<Error>,
-    pub(crate) knot: Vec<(u32, u64)>,
     /// Processes that were killed because they hung, with what is told of it.
     pub(crate) hung: Vec<Option<String>>,
 }
@@ -83,7 +83,7 @@ impl Runner {
         let begun = Instant::now();
         let mut started: Option<(u64, u64)> = None;
         let mut looked = Instant::now();
-        let feeds = self.wiring.feeds();
+        let mut lookout = Lookout::new(&self.wiring);
         self.note_pids();
         loop {
             let heard = self.hear();
@@ -115,13 +115,16 @@ impl Runner {
                 // Before the clock starts: it writes a file.
                 self.note_start((now_ns(), unix_ns()));
                 started = Some((now_ns(), unix_ns()));
+                self.line.iter_mut().for_each(ProgressLine::begin);
                 self.wiring.go.set();
+            }
+            if started.is_some() {
+                self.look_for_knots(&mut lookout);
             }
             if looked.elapsed() >= ROUND {
                 looked = Instant::now();
                 if started.is_some() {
                     self.look_for_hangs();
-                    self.look_for_knots(&feeds);
                 }
                 if let Some(line) = &mut self.line {
                     line.show(&self.account.items(), self.count);
@@ -210,7 +213,7 @@ impl Runner {
         }
     }
 
-    fn publish_progress(&self) {
+    pub(crate) fn publish_progress(&self) {
         let items = self.account.items();
         let lost = items.dropped + items.failed;
         self.progress.lost.store(lost, Ordering::Relaxed);
@@ -330,6 +333,9 @@ impl Runner {
         self.wiring.board.forget(rank as u32);
         self.cards[rank] = 0;
         self.wiring.board.count_death();
+        // What it read is free, and no reader tells those who wait for it.
+        Arena::current()?.bury_the_dead();
+        self.wiring.wake_writers();
         let post = self.wiring.post(rank, self.restarts[rank]);
         let Some(mut post) = post else {
             return Err(Error::invalid(
@@ -401,54 +407,6 @@ impl Runner {
             }
             _ => {}
         }
-    }
-
-    /// Ends processes that work on one item for longer than they may.
-    fn look_for_hangs(&mut self) {
-        for rank in 0..self.wiring.seats.len() {
-            let Some(limit) = self.wiring.limit(rank) else {
-                continue;
-            };
-            let board = &self.wiring.board;
-            if board.state(rank as u32) != State::Working || self.hung[rank].is_some() {
-                continue;
-            }
-            let (since, _) = board.since(rank as u32);
-            let worked = Duration::from_nanos(now_ns().saturating_sub(since));
-            if worked < limit {
-                continue;
-            }
-            let name = &self.wiring.seats[rank].name;
-            let seconds = worked.as_secs_f64();
-            let told = match board.item(rank as u32) {
-                ENDING => format!("has been ending (finish) for {seconds:.1} s"),
-                item => format!("has worked on item {item} for {seconds:.1} s"),
-            };
-            let told = format!("process {rank} ({name:?}) {told}; its step's limit is {limit:?}");
-            let alone = self
-                .crews
-                .iter()
-                .position(|crew| !crew.over && crew.ranks == [rank]);
-            match alone {
-                Some(crew) => {
-                    self.hung[rank] = Some(told);
-                    self.crews[crew].context.kill();
-                }
-                None => self.fail(Error::new(ErrorKind::TimedOut, told)),
-            }
-        }
-    }
-
-    /// Ends the run when processes wait for each other. They must have waited through two looks, in the same state.
-    fn look_for_knots(&mut self, feeds: &Feeds) {
-        let knot = knot::find(&self.wiring.board, feeds, self.client.is_none());
-        if !knot.is_empty() && knot == self.knot && self.error.is_none() {
-            let seats = &self.wiring.seats;
-            let name = |rank: u32| format!("process {rank} ({:?})", seats[rank as usize].name);
-            let text = knot::describe(&self.wiring.board, &knot, name);
-            self.fail(Error::new(ErrorKind::Deadlock, text));
-        }
-        self.knot = knot;
     }
 }
 

@@ -138,6 +138,9 @@ impl Selector for LeastLoaded {
     }
 }
 
+/// The names of those that every pipeline has.
+pub(crate) const BUILT_IN: [&str; 3] = ["round_robin", "by_size", "least_loaded"];
+
 /// A selector that every pipeline has, by its name in configurations; RnB's has the name that it has there.
 pub(crate) fn built_in(name: &str, queues: usize) -> Option<Box<dyn Selector>> {
     Some(match name {
@@ -164,6 +167,7 @@ mod tests {
                 let share = crate::item::Share {
                     rank: 0,
                     slot: 0,
+                    turn: 0,
                     memory: crate::device::Memory::Host(memory.clone()),
                     views: vec![view],
                 };

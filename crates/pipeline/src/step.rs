@@ -10,21 +10,22 @@ use spawn::{Group, Process, Stdin};
 use crate::error::{Error, Result};
 use crate::process::{Outcome, Work, run_stage};
 use crate::route::{Backpressure, Delivery};
-use crate::selector::{RoundRobin, Selector, built_in};
+use crate::selector::{RoundRobin, Selector};
 use crate::spec::TensorSpec;
 use crate::stage::Stage;
 
 /// Slots of each process where nothing else is said.
 pub(crate) const SLOTS: u32 = 8;
 /// The name of the selector that a group brings with it.
-const OWN: &str = "own";
+pub(crate) const OWN: &str = "own";
 
 /// A stage with its parameters, whatever its type.
 pub(crate) trait Maker: Send + Sync {
     fn stage(&self) -> String;
     fn output_spec(&self, input: &[TensorSpec]) -> Result<Vec<TensorSpec>>;
     fn input_spec(&self) -> Result<Option<Vec<TensorSpec>>>;
-    fn knows_selector(&self, name: &str) -> bool;
+    /// Those that are its own, beside those that are built in.
+    fn selectors(&self) -> Vec<String>;
     fn add(
         &self,
         group: &mut Group<Outcome>,
@@ -50,8 +51,8 @@ impl<S: Stage, C: Selector> Maker for Typed<S, C> {
         Ok(S::input_spec(&self.0))
     }
 
-    fn knows_selector(&self, name: &str) -> bool {
-        name == OWN || built_in(name, 1).is_some()
+    fn selectors(&self) -> Vec<String> {
+        vec![OWN.to_owned()]
     }
 
     fn add(
@@ -86,8 +87,8 @@ impl Maker for Gone {
         Ok(None)
     }
 
-    fn knows_selector(&self, _: &str) -> bool {
-        false
+    fn selectors(&self) -> Vec<String> {
+        Vec::new()
     }
 
     fn add(&self, _: &mut Group<Outcome>, _: Process, _: Work<()>) -> spawn::Result<()> {
@@ -289,8 +290,9 @@ impl Step {
     /// and come as they are made. What comes too early keeps its slot until its turn, so the steps before need as many slots
     /// as items can be ahead; too few end the run as a [`Deadlock`](crate::Termination::Deadlock). Where items can be lost (a
     /// policy that drops, or [`restart`](Self::restart)), what is kept back is handed on when nothing before it can come any
-    /// more, and an item that comes after all then comes late. When processes are killed again and again, finding that out can
-    /// take long: give such a run a [timeout](crate::Pipeline::timeout).
+    /// more, and what comes after all then comes late: an item whose process was killed, and which others have overtaken as
+    /// far as there are slots between, or one that comes a second time since its process was killed before it could say that
+    /// it was done.
     pub fn ordered(mut self) -> Self {
         self.ordered = true;
         self

@@ -7,13 +7,17 @@
 //! Of those, an item that is all of one slot and has no value beside it is written as the slot's memory and five words:
 //! nothing is serialized, and the receiver has not to be told what it knows.
 
+use std::sync::atomic::{Ordering, fence};
+
 use mp_queue::{Deadline, PutError, Receiver, Sender};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::SharedTensor;
 use shm_core::message::{Block, Incoming, Outgoing};
 
+use crate::board::{Place, State};
 use crate::device::Memory;
+use crate::home::Home;
 use crate::item::{Attached, Item, Member, Share};
 
 /// Like most.
@@ -38,8 +42,7 @@ pub(crate) struct Slim {
     pub(crate) enqueued: u64,
     /// The exponent of its weight.
     pub(crate) weight: u8,
-    pub(crate) rank: u32,
-    pub(crate) slot: u32,
+    pub(crate) place: Place,
     pub(crate) memory: SharedTensor<u8>,
 }
 
@@ -108,10 +111,41 @@ pub(crate) fn put_slim(
 pub(crate) fn take(from: &Receiver<Item>, deadline: Deadline) -> mp_queue::Result<Came> {
     let mut message = Incoming::default();
     from.take_into(deadline, &mut message)?;
+    came(message)
+}
+
+#[inline]
+fn came(mut message: Incoming) -> mp_queue::Result<Came> {
     match message.take_block() {
         Some(block) => Slim::of_block(block?).map(Came::Slim),
         None => message.take_or().map(Came::Item),
     }
+}
+
+/// As [`take`], for a process that shows on the board that it waits: it is shown as pausing before it takes anything, so
+/// that whoever sees it wait after the queue was empty knows that it has nothing. `None`: it was told to wait no longer for
+/// what is before the items that it keeps back.
+///
+/// # Errors
+/// As [`take`].
+pub(crate) fn take_waiting(
+    from: &Receiver<Item>,
+    deadline: Deadline,
+    home: &Home,
+    waits: State,
+) -> mp_queue::Result<Option<Came>> {
+    let mut message = Incoming::default();
+    let board = &home.board;
+    let may_pass = || {
+        // Between what was set before this wait was woken, and what it sees.
+        fence(Ordering::SeqCst);
+        let may = board.may_pass(home.rank);
+        board.show(home.rank, State::Pauses);
+        may
+    };
+    let in_vain = || board.show(home.rank, waits);
+    let taken = from.take_unless(deadline, &mut message, may_pass, in_vain);
+    Ok(if taken? { Some(came(message)?) } else { None })
 }
 
 /// As [`take`], for who wants it whole.
@@ -171,9 +205,21 @@ impl Item {
     }
 }
 
-/// Bits of the last word beside a block: the weight's exponent, the process whose slot it is, and which slot.
+/// Bits of the last word beside a block: the weight's exponent, the process whose slot it is, which of the memories that the
+/// slot had, and which slot.
 const WEIGHT_BITS: u32 = 8;
-const RANK_BITS: u32 = 24;
+const RANK_BITS: u32 = 16;
+const TURN_BITS: u32 = 16;
+const SLOT_BITS: u32 = 24;
+const TURN_AT: u32 = WEIGHT_BITS + RANK_BITS;
+const SLOT_AT: u32 = TURN_AT + TURN_BITS;
+
+impl Place {
+    /// Whether it has room in the last word beside a block.
+    pub(crate) fn fits_a_word(self) -> bool {
+        self.rank >> RANK_BITS == 0 && self.slot >> SLOT_BITS == 0
+    }
+}
 
 impl Slim {
     /// A message of it, or itself where it is not all of its memory's block.
@@ -184,8 +230,9 @@ impl Slim {
     #[inline]
     fn into_message(self) -> Result<Outgoing, Self> {
         let place = u64::from(self.weight)
-            | u64::from(self.rank) << WEIGHT_BITS
-            | u64::from(self.slot) << (WEIGHT_BITS + RANK_BITS);
+            | u64::from(self.place.rank) << WEIGHT_BITS
+            | u64::from(self.place.turn) << TURN_AT
+            | u64::from(self.place.slot) << SLOT_AT;
         let words = [self.id, self.sequence, self.tag, self.enqueued, place];
         Outgoing::of_block(self.memory, words).map_err(|memory| Self { memory, ..self })
     }
@@ -205,8 +252,11 @@ impl Slim {
             tag,
             enqueued,
             weight,
-            rank: (place >> WEIGHT_BITS) as u32 & ((1 << RANK_BITS) - 1),
-            slot: (place >> (WEIGHT_BITS + RANK_BITS)) as u32,
+            place: Place {
+                rank: (place >> WEIGHT_BITS) as u32 & ((1 << RANK_BITS) - 1),
+                turn: (place >> TURN_AT) as u16,
+                slot: (place >> SLOT_AT) as u32,
+            },
             memory,
         })
     }
@@ -227,8 +277,7 @@ impl Item {
         let [share] = &*self.shares else { return None };
         // What lies on a device travels in a longer message.
         let memory = share.memory.host()?;
-        let fits =
-            share.views.is_empty() && self.payload.is_empty() && share.rank >> RANK_BITS == 0;
+        let fits = share.views.is_empty() && self.payload.is_empty() && share.place().fits_a_word();
         let memory = fits.then(|| memory.clone())?;
         let share = self.shares.pop()?;
         Some(Slim {
@@ -237,8 +286,7 @@ impl Item {
             tag: self.tag,
             enqueued: self.enqueued,
             weight,
-            rank: share.rank,
-            slot: share.slot,
+            place: share.place(),
             memory,
         })
     }
@@ -254,8 +302,9 @@ impl From<Slim> for Item {
             sequence: slim.sequence,
             tag: slim.tag,
             shares: vec![Share {
-                rank: slim.rank,
-                slot: slim.slot,
+                rank: slim.place.rank,
+                slot: slim.place.slot,
+                turn: slim.place.turn,
                 memory: Memory::Host(slim.memory),
                 views: Vec::new(),
             }],

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mp_queue::channel::Channel;
 use mp_queue::{Event, Queue, Receiver, Sender, WaitPolicy};
 use shm_core::{SharedTensor, Tensor};
 use spawn::Process;
@@ -12,6 +13,7 @@ use crate::client::Client;
 use crate::device::place_of;
 use crate::error::Result;
 use crate::home::Upstream;
+use crate::intake::Sequence;
 use crate::item::Item;
 use crate::knot::Feeds;
 use crate::process::Post;
@@ -53,6 +55,8 @@ pub(crate) struct Strand {
     /// Until the last process that may need it is there.
     pub(crate) to: Option<Sender<Item>>,
     pub(crate) from: Option<Receiver<Item>>,
+    /// To look at it, and to nudge who waits there.
+    pub(crate) channel: Channel,
 }
 
 /// See the module.
@@ -123,7 +127,7 @@ impl Wiring {
         }
         // One more row, for the client.
         let slots: Vec<usize> = seats.iter().map(|seat| seat.slots).chain([0]).collect();
-        let board = Board::new(&slots, strands.len())?;
+        let board = Board::new(&slots)?;
         let (log, receiver) = Queue::bounded(LOG)?.split();
         let seats_count = seats.len();
         let wiring = Self {
@@ -200,12 +204,10 @@ impl Wiring {
             > 1;
         self.strands
             .iter()
-            .enumerate()
-            .filter(|(_, strand)| strand.step == step && (strand.queue == queue || step == 0))
-            .filter_map(|(lane, strand)| {
+            .filter(|strand| strand.step == step && (strand.queue == queue || step == 0))
+            .filter_map(|strand| {
                 let takes_out = policy == Backpressure::DropOldest || several;
                 Some(Lane {
-                    lane: lane as u32,
                     to: strand.to.clone()?,
                     from: strand.from.clone().filter(|_| takes_out),
                     readers: strand.readers.clone(),
@@ -257,7 +259,11 @@ impl Wiring {
             upstream,
             touch: Vec::new(),
             input,
-            ordered: step.ordered.then(|| self.may_lose().then(|| self.feeds())),
+            sequence: match (step.ordered, self.may_lose()) {
+                (false, _) => Sequence::AsTheyCome,
+                (true, false) => Sequence::ByNumber,
+                (true, true) => Sequence::ByNumberWithGaps,
+            },
             specs: self.specs[seat.step][seat.group].clone(),
             slots: Vec::new(),
             on_device: seat.place.map(|device| (device, seat.slots)),
@@ -329,6 +335,11 @@ impl Wiring {
                 strand.from = None;
             }
         }
+    }
+
+    /// Makes who waits for a slot look again.
+    pub(crate) fn wake_writers(&self) {
+        self.seats.iter().for_each(|seat| seat.freed.set());
     }
 
     pub(crate) fn has_client(&self) -> bool {
@@ -405,6 +416,7 @@ fn lay_strands(
                 step: index,
                 queue,
                 readers,
+                channel: from.channel().clone(),
                 to: Some(to),
                 from: Some(from),
             });

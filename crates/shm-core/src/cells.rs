@@ -26,6 +26,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 mod array;
+mod idle;
 mod outcome;
 
 pub use array::{CLOSED_FLAG, CellArray, PAYLOAD_WORDS};

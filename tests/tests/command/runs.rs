@@ -97,4 +97,12 @@ fn what_is_no_run_is_said_and_the_exit_code_is_1() {
         said.contains("run.json") && output.stdout.is_empty(),
         "{said}"
     );
+    let output = tensormp()
+        .args(["report", "--json"])
+        .arg(directory.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(told["error"].as_str().unwrap().contains("run.json"));
 }

@@ -105,6 +105,51 @@ pub(crate) fn killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are
     assert!(killed >= 5, "{killed} of 10 were killed");
 }
 
+/// A run of so many finished inputs, one of whose processes takes an item with it.
+pub(crate) fn counted_though_one_is_lost() {
+    let report = Pipeline::new()
+        .client(Client::new(0_u64..).count(ITEMS))
+        .step(
+            Step::of::<Load>("load", LoadParams::default())
+                .slots(2)
+                .restart(10, Unfinished::Redeliver),
+        )
+        .step(see().ordered())
+        .run()
+        .unwrap();
+    let (items, restarts) = (report.items(), report.processes()[0].restarts());
+    println!(
+        "{}",
+        serde_json::json!({"items": items, "restarts": restarts})
+    );
+    integration_tests::allow_leaks(2);
+}
+
+pub(crate) fn what_a_killed_process_took_with_it_is_made_up_for_by_another_input() {
+    let mut lost = 0;
+    // What is noted of an item is taken out of a queue, too: one of the two has just taken an item.
+    for nth in [60, 61] {
+        let output = integration_tests::play("counted_though_one_is_lost")
+            .env(
+                "TENSORMP_FAILPOINT",
+                format!("get.released:{nth}@load=kill"),
+            )
+            .stderr(Stdio::piped())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let told = String::from_utf8_lossy(&output.stdout);
+        let told: Value = serde_json::from_str(told.trim()).unwrap();
+        assert!(told["restarts"].as_u64().unwrap() > 0, "{told}");
+        let failed = told["items"]["failed"].as_u64().unwrap();
+        assert_eq!(told["items"]["completed"], ITEMS, "{told}");
+        assert_eq!(told["items"]["offered"], ITEMS + failed, "{told}");
+        lost += failed;
+    }
+    assert!(lost > 0);
+}
+
 /// How many processes are killed at random.
 const KILLS: usize = 40;
 

@@ -78,7 +78,12 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     let out = dir.path().join("run").display().to_string();
     let output = run("whole.toml", &["-n", "3", "-m", "0", "--out", &out]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).starts_with("target_reached: 3 items"));
+    let said = text(&output.stdout);
+    assert!(said.starts_with("target_reached: 3 items"), "{said}");
+    assert!(
+        said.contains(&format!("report: {out}/report.html")),
+        "{said}"
+    );
     assert!(
         output.stderr.is_empty(),
         "no progress line where nobody looks"
@@ -86,6 +91,26 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     let run_json = std::fs::read_to_string(dir.path().join("run/run.json")).unwrap();
     let run_json: Value = serde_json::from_str(&run_json).unwrap();
     assert_eq!(run_json["config"]["client"]["count"], 3);
+
+    // Once more, there is a run already.
+    let again = ["-n", "4", "-m", "0", "--json", "--out", &out];
+    let output = run("whole.toml", &again);
+    assert_eq!(output.status.code(), Some(2));
+    let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert!(
+        told["error"].as_str().unwrap().contains("--overwrite"),
+        "{told}"
+    );
+    let output = run("whole.toml", &[&again[..], &["--overwrite"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(told["report"], format!("{out}/report.html"));
+    // The rate of a run is one and the same wherever it is told.
+    let summary = std::fs::read_to_string(dir.path().join("run/summary.json")).unwrap();
+    let summary: Value = serde_json::from_str(&summary).unwrap();
+    assert_eq!(summary["items"]["completed"], 4);
+    assert_eq!(summary["throughput"], told["per_second"]);
+    assert_eq!(summary["seconds"], told["seconds"]);
 
     // Killed before it can say how it ended, it has said what ran.
     let out = dir.path().join("killed");
@@ -127,6 +152,7 @@ pub(crate) fn the_command_says_how_a_run_ended() {
         (2, "step \"load\", segments", &["--set", "load.segments=50"]),
         (2, "KEY=VALUE", &["--set", "load"]),
         (2, "unexpected argument", &["--colour"]),
+        (2, "invalid value '-3'", &["--count", "-3"]),
         (1, "no.y4m", &["--set", "iterator_params.path=no.y4m"]),
         (
             3,

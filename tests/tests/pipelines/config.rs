@@ -279,8 +279,12 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
         ),
         (
             "load.stage",
-            "Loader",
-            &["step \"load\", queue group 0", "no stage \"Loader\""],
+            "Batchr",
+            &[
+                "step \"load\", queue group 0, stage",
+                "there is no \"Batchr\"",
+                "did you mean \"Batcher\"?",
+            ],
         ),
         ("load.slots", "0", &["step \"load\", slots", "at least 1"]),
         (
@@ -325,6 +329,11 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
             &["step \"load\", queue group 0, queue_selector", "\"mine\""],
         ),
         (
+            "load.queue_selector",
+            "by_siz",
+            &["round_robin", "did you mean \"by_size\"?"],
+        ),
+        (
             "load.devices",
             "[-1, 3]",
             &["step \"load\", queue group 0, replicas"],
@@ -332,7 +341,7 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
         (
             "load.replicas",
             "0",
-            &["step \"load\", queue group 0, devices", "at least 1"],
+            &["step \"load\", queue group 0, replicas", "at least 1"],
         ),
         (
             "load.replicas",
@@ -351,7 +360,10 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
         (
             "join.aggregate",
             "three",
-            &["step \"join\", queue group 0", "invalid type", "u32"],
+            &[
+                "step \"join\", queue group 0, aggregate: invalid type",
+                "u32",
+            ],
         ),
         ("join.restart", "1", &["step \"join\", restart"]),
         (
@@ -361,7 +373,12 @@ pub(crate) fn what_cannot_run_is_told_with_step_group_and_key() {
         ),
         ("join.replicas", "2", &["step \"join\", ordered"]),
         ("iterator", "Other", &["iterator", "\"Other\""]),
-        ("client.counts", "3", &["client, counts"]),
+        (
+            "client.counts",
+            "3",
+            &["client, counts", "did you mean \"count\"?"],
+        ),
+        ("load.slot", "3", &["slot: ", "did you mean \"slots\"?"]),
         ("pipeline.1.replica", "2", &["replica: neither a key"]),
         (
             "client.mean_interval_ms",

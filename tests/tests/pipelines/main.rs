@@ -7,6 +7,7 @@ mod endings;
 mod flow;
 mod odd;
 mod order;
+mod order_kills;
 mod rnb;
 mod stages;
 
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
     use flow::*;
     use odd::*;
     use order::*;
+    use order_kills::*;
     let tests = tests![
         every_item_is_handled_once_among_replicas,
         values_travel_without_tensors,
@@ -35,6 +37,11 @@ fn main() -> ExitCode {
         too_few_slots_to_restore_the_order_are_told,
         more_outputs_of_an_item_are_not_waited_for_in_order,
         what_was_given_up_before_it_was_numbered_in_order_is_passed_over,
+        killed_again_and_again_replicas_leave_their_items_in_order,
+        killed_again_and_again_three_replicas_of_two_slots_leave_their_items_in_order,
+        killed_again_and_again_replicas_leave_segments_in_order,
+        killed_two_steps_before_processes_do_not_stop_what_is_put_in_order,
+        killed_again_and_again_processes_do_not_stop_further_outputs_of_what_is_in_order,
         inputs_are_put_together_by_count_and_by_deadline,
         inputs_are_passed_on_without_a_copy,
         inputs_come_from_another_process_through_a_queue,
@@ -65,7 +72,11 @@ fn main() -> ExitCode {
         ctrl_c_on_a_terminal_ends_a_run_as_interrupted,
         killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are_accounted_for,
         killed_at_random_processes_are_replaced_and_items_are_accounted_for,
+        what_a_killed_process_took_with_it_is_made_up_for_by_another_input,
         a_reader_that_has_had_enough_does_not_keep_the_others_from_theirs,
     ];
-    integration_tests::main_with_scenes(&tests, &tests![replaced_again_and_again])
+    integration_tests::main_with_scenes(
+        &tests,
+        &tests![replaced_again_and_again, counted_though_one_is_lost],
+    )
 }

@@ -26,6 +26,16 @@ pub(super) fn page(run: &Run, summary: &Summary) -> String {
          <meta name=\"color-scheme\" content=\"light dark\"><title>{title}</title>\
          <style>{STYLE}</style></head><body><main><h1>{title}</h1>"
     );
+    // Why a run failed is what is looked for first.
+    if let Some(cause) = cause(run, summary) {
+        let ended = summary.termination.reason.replace('_', " ");
+        let _ = write!(
+            html,
+            "<p class=\"cause\"><b>{}</b>{}</p>",
+            escape(&ended),
+            escape(cause)
+        );
+    }
     let _ = write!(
         html,
         "<p class=\"verdict\">{}</p>",
@@ -39,10 +49,16 @@ pub(super) fn page(run: &Run, summary: &Summary) -> String {
     html
 }
 
+/// Why a run did not come to its end.
+fn cause<'a>(run: &Run, summary: &'a Summary) -> Option<&'a str> {
+    let detail = summary.termination.detail.as_deref();
+    detail.filter(|_| !run.is_success())
+}
+
 fn figures(summary: &Summary, html: &mut String) {
     let ended = summary.termination.reason.replace('_', " ");
     let figures = [
-        ("items", summary.items.completed.to_string()),
+        ("inputs finished", summary.items.completed.to_string()),
         ("throughput", rate(summary.throughput)),
         ("latency p50", time(summary.latency.p50 as f64)),
         ("latency p99", time(summary.latency.p99 as f64)),
@@ -159,7 +175,7 @@ fn plots(run: &Run, html: &mut String) {
             x: "seconds since the start",
             y: "items a second",
             x_to: seconds,
-            marks: Marks::Lines(&throughput),
+            marks: Marks::Steps(&throughput),
         },
         Plot {
             title: "Slots in use",
@@ -182,7 +198,9 @@ fn about(run: &Run, summary: &Summary, html: &mut String) {
         }
     };
     let items = summary.items;
-    row("ended", summary.termination.detail.as_deref().unwrap_or(""));
+    if cause(run, summary).is_none() {
+        row("ended", summary.termination.detail.as_deref().unwrap_or(""));
+    }
     row(
         "items",
         &format!(

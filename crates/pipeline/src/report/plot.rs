@@ -43,7 +43,8 @@ impl Plot<'_> {
             return html;
         }
         // One curve is what the title says, unless it is one of several that there could be.
-        if curves.len() > 1 || matches!(self.marks, Marks::Steps(_)) {
+        let is_title = |curve: &Curve| self.title.eq_ignore_ascii_case(&curve.name);
+        if curves.len() > 1 || matches!(self.marks, Marks::Steps([one]) if !is_title(one)) {
             html.push_str("<ul class=\"legend\">");
             for (index, curve) in curves.iter().enumerate() {
                 let _ = write!(

@@ -27,6 +27,10 @@ pub struct Run {
     pub clock_start_ns: u64,
     /// When the last process had ended.
     pub ended_ns: u64,
+    /// How long it took in seconds, from all processes' being ready to the last one's result: what its inputs a second are
+    /// taken from. Nothing where it has not ended.
+    #[serde(default)]
+    pub seconds: Option<f64>,
     /// How it ended.
     pub termination: Termination,
     /// The machine, as far as it was noted: processor, kernel, CPUs.
@@ -374,7 +378,16 @@ fn lines<T: DeserializeOwned>(path: &Path) -> Result<Option<Vec<T>>> {
             Ok(value) => read.push(value),
             // A program that was ended while it wrote leaves half a line, at the end.
             Err(error) if error.is_eof() && lines.peek().is_none() => {}
-            Err(error) => return Err(wrong(&error)),
+            Err(error) => {
+                // It counts lines, too, and there is one.
+                let text = error.to_string();
+                let what = text
+                    .rsplit_once(" at line ")
+                    .map_or(&*text, |(what, _)| what);
+                let (line, column) = (index + 1, error.column());
+                let path = path.display();
+                return Err(Error::invalid(format!("{path}:{line}:{column}: {what}")));
+            }
         }
     }
     Ok(Some(read))

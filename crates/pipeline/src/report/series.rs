@@ -89,21 +89,39 @@ pub(super) fn distribution(run: &Run) -> Vec<(f64, f64)> {
 }
 
 /// Items a second over time.
+///
+/// A bucket ends with an item and has as many as it takes to say something of their rate: of a bucket that ends in between
+/// two it would be chance whether there is one item more or less in it. Steps, since a bucket is as long as its items took.
 pub(super) fn throughput(run: &Run) -> Vec<(f64, f64)> {
     let completed = latencies(run);
-    if completed.is_empty() {
+    let (Some(&(last, _)), all) = (completed.last(), completed.len()) else {
         return Vec::new();
+    };
+    // Of n items that come by chance the number varies by the square root of n.
+    let least = (all as f64).sqrt().ceil().max(all as f64 / BUCKETS as f64) as usize;
+    let shortest = seconds(run, run.ended_ns.max(last)) / POINTS as f64;
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    let (mut begin, mut items) = (0.0, 0);
+    for (index, &(at, _)) in completed.iter().enumerate() {
+        items += 1;
+        let now = seconds(run, at);
+        let left = all - index - 1;
+        // What comes at once stays together, and too few are no bucket of their own.
+        let is_whole = items >= least && (left == 0 || left >= least);
+        let is_apart = completed.get(index + 1).is_none_or(|next| next.0 > at);
+        if left == 0 || is_whole && is_apart && now - begin >= shortest {
+            points.push((begin, items as f64 / (now - begin).max(1e-9)));
+            (begin, items) = (now, 0);
+        }
     }
-    let (count, width) = buckets(run, completed.len());
-    let mut items = vec![0_u64; count];
-    for (at, _) in completed {
-        items[((seconds(run, at) / width) as usize).min(count - 1)] += 1;
+    // To where the last item came, and nothing from there on, where the run took much longer.
+    let value = points.last().map_or(0.0, |point| point.1);
+    points.push((begin, value));
+    let end = seconds(run, run.ended_ns);
+    if end - begin > 0.02 * end {
+        points.extend([(begin, 0.0), (end, 0.0)]);
     }
-    items
-        .iter()
-        .enumerate()
-        .map(|(index, &items)| ((index as f64 + 0.5) * width, items as f64 / width))
-        .collect()
+    points
 }
 
 /// Slots in use over time, per ring.

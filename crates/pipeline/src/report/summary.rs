@@ -81,11 +81,11 @@ pub struct StepSummary {
 pub struct Summary {
     /// How it ended.
     pub termination: Termination,
-    /// How long it took, seconds.
+    /// How long it took, seconds, from all processes' being ready to the last one's result.
     pub seconds: f64,
     /// What became of the items.
     pub items: Items,
-    /// Items a second that went through all steps.
+    /// Inputs that were finished in one of these seconds: [`Report::rate`](crate::Report::rate) of the run.
     pub throughput: f64,
     /// From an item's being offered to its last step's being done with it.
     pub latency: Quantiles,
@@ -99,7 +99,9 @@ impl Summary {
     /// Draws the conclusions from a run.
     #[must_use]
     pub fn of(run: &Run) -> Self {
-        let seconds = (run.duration_ns() as f64 / 1e9).max(f64::MIN_POSITIVE);
+        let said = run.seconds.filter(|&seconds| seconds > 0.0);
+        let seconds = said.unwrap_or(run.duration_ns() as f64 / 1e9);
+        let seconds = seconds.max(f64::MIN_POSITIVE);
         let mut by_step: HashMap<&str, Vec<&Card>> = HashMap::new();
         for card in &run.cards {
             by_step.entry(&card.step).or_default().push(card);
@@ -127,7 +129,7 @@ impl Summary {
             termination: run.termination.clone(),
             seconds,
             items,
-            throughput: completed as f64 / seconds,
+            throughput: items.completed as f64 / seconds,
             latency: Quantiles::of(latencies.into_iter().map(|(_, ns)| ns)),
             bottleneck: match run.is_success() {
                 true => bottleneck(&steps),

@@ -138,6 +138,38 @@ fn a_page_has_its_parts_and_needs_nothing_from_elsewhere() {
 }
 
 #[test]
+fn a_steady_rate_is_a_flat_line_whatever_the_number_of_items() {
+    for items in [7, 60, 400, 3000] {
+        let directory = directory();
+        sample::write(directory.path(), items);
+        let run = Run::open(directory.path()).unwrap();
+        let points = series::throughput(&run);
+        // Two processes of 4 ms each, behind one of 1 ms that is the first's to wait for.
+        for &(at, rate) in points.iter().skip(1) {
+            assert!((rate - 500.0).abs() < 5.0, "{items}: {rate} at {at}");
+        }
+        assert!(points.len() <= 110, "{items}: {points:?}");
+    }
+}
+
+#[test]
+fn why_a_run_failed_is_the_first_thing_on_its_page() {
+    let directory = directory();
+    sample::write(directory.path(), 20);
+    let run = directory.path().join("run.json");
+    let text = fs::read_to_string(&run).unwrap().replace(
+        "\"detail\":null,\"reason\":\"target_reached\"",
+        "\"detail\":\"process 1 <infer> was killed\",\"reason\":\"failed\"",
+    );
+    fs::write(&run, text).unwrap();
+    write(directory.path()).unwrap();
+    let page = fs::read_to_string(directory.path().join("report.html")).unwrap();
+    let cause = page.find("process 1 &lt;infer&gt; was killed").unwrap();
+    assert!(cause < page.find("class=\"figures\"").unwrap());
+    assert_eq!(page.matches("was killed").count(), 1);
+}
+
+#[test]
 fn a_run_without_items_still_has_a_report() {
     let directory = directory();
     sample::write(directory.path(), 0);
@@ -161,7 +193,8 @@ fn what_is_no_run_is_an_error_with_the_place() {
     let text = fs::read_to_string(&cards).unwrap();
     fs::write(&cards, text.replacen("\"rank\":1", "\"rank\":\"one\"", 1)).unwrap();
     let error = write(directory.path()).unwrap_err().to_string();
-    assert!(error.contains("items.jsonl:2"), "{error}");
+    assert!(error.contains("items.jsonl:2:"), "{error}");
+    assert!(!error.contains("at line"), "{error}");
     fs::remove_file(&cards).unwrap();
     let error = write(directory.path()).unwrap_err().to_string();
     assert!(error.contains("items.jsonl is missing"), "{error}");

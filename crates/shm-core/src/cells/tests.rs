@@ -344,3 +344,26 @@ fn two_producers_and_two_consumers_lose_nothing_and_keep_each_producers_order() 
         assert_eq!(all, expected, "capacity {capacity}");
     }
 }
+
+#[test]
+fn cells_are_all_free_only_when_nobody_has_one_in_hand() {
+    with_each_capacity(|cells, _| {
+        assert!(cells.are_all_free());
+        let Claim::At(pos) = cells.claim(A) else {
+            panic!("an empty queue has a free cell");
+        };
+        assert!(!cells.are_all_free(), "claimed");
+        cells.write(pos, &[1; PAYLOAD_WORDS]);
+        cells.publish(pos);
+        assert!(!cells.are_all_free(), "ready");
+        let (pos, _) = taken(cells.take(B, &mut 0));
+        assert!(!cells.are_all_free(), "being taken");
+        cells.hand_back(pos);
+        assert!(!cells.are_all_free(), "handed back");
+        let mut seen = u64::MAX;
+        let (pos, handed_back) = taken(cells.take(B, &mut seen));
+        assert!(handed_back);
+        let _ = cells.release(pos);
+        assert!(cells.are_all_free());
+    });
+}

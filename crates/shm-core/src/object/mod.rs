@@ -304,6 +304,16 @@ impl Object {
             .unwrap_or(0)
     }
 
+    /// Whether there is no message, and none is being put or taken: exact, where [`len`](Self::len) is a hint that a death
+    /// may leave wrong. Looks at every cell.
+    #[must_use]
+    pub fn holds_nothing(&self) -> bool {
+        match self.cells(0) {
+            Ok(cells) => cells.are_all_free(),
+            Err(_) => self.is_empty(),
+        }
+    }
+
     /// Whether [`len`](Self::len) is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -160,7 +160,11 @@ fn show(out: &mut Out, seen: &Seen, inside: &Inspection) -> Result<(), Stopped> 
     for member in &inside.members {
         let process = Process::of(member);
         let name = match member.name.is_empty() {
-            true => format!("({})", process.command.as_deref().unwrap_or("unnamed")),
+            true => match (&process.command, member.pid_is_ours) {
+                (Some(program), _) => format!("({program})"),
+                (None, true) => "(gone)".to_owned(),
+                (None, false) => "(not seen here)".to_owned(),
+            },
             false => member.name.clone(),
         };
         let state = match (state(member), process.stopped, member.leaving) {
@@ -190,6 +194,9 @@ fn show(out: &mut Out, seen: &Seen, inside: &Inspection) -> Result<(), Stopped> 
             (false, _) => "nobody takes part in it any more; `tensormp gc` removes it",
         };
         out.line(format_args!("  {what}"))?;
+    }
+    if inside.members.iter().any(|member| member.name.is_empty()) {
+        out.line("  a name in brackets is that of a program, whose process was given none")?;
     }
     if inside.members.iter().any(|member| !member.pid_is_ours) {
         out.line("  some pids are those of another pid namespace (a container)")?;

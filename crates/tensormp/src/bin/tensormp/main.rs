@@ -99,8 +99,8 @@ Exit codes:
     /// trace.json (for Perfetto) and report.html are written into it. With two directories, nothing is written: the second
     /// is held against the first.
     #[command(after_help = "\
-With --json, one object: {\"summary\", \"files\"} for one run, {\"a\", \"b\"} with a summary each for two. A summary has
-termination, seconds, items, throughput, latency, steps and bottleneck; durations are nanoseconds.
+With --json, one object: {\"summary\", \"files\"} for one run, {\"a\", \"b\"} with a summary each for two, {\"error\"} where
+there is none. A summary has termination, seconds, items, throughput, latency, steps and bottleneck; durations are nanoseconds.
 
 Exit codes:
   0  all went well

@@ -18,9 +18,11 @@ pub(crate) fn run(
         None => render(directory, out)?,
         Some(other) => compare(directory, other, out)?,
     };
-    Ok(done
-        .inspect_err(|error| complain(plain(&error.to_string())))
-        .is_ok())
+    let Err(error) = done else { return Ok(true) };
+    let error = error.to_string();
+    out.object(&json!({"error": error}))?;
+    complain(plain(&error));
+    Ok(false)
 }
 
 /// What the crate answers, apart from what printing does.
