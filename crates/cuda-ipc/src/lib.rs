@@ -25,6 +25,7 @@
 //!
 //! What it does not do: run kernels, reach other machines, or free memory that somebody uses.
 
+mod accessors;
 mod body;
 mod bytes;
 mod closing;
