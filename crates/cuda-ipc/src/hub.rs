@@ -1,6 +1,7 @@
 //! What this process knows of device memory: its own, and what it has open of others.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use crate::driver::{Driver, driver};
 use crate::error::{ErrorKind, Result};
 use crate::event::{Station, Visited};
 use crate::import::Import;
-use crate::layout::Path;
+use crate::layout::{Path, block, record};
+use crate::mark::{EventId, Mark};
 use crate::memory::Memory;
 use crate::options::options;
 use crate::place::{Late, Place};
@@ -326,6 +328,46 @@ impl Hub {
     /// The memory of this process that has that name.
     pub(crate) fn memory(&self, handle: [u64; 2]) -> Option<Arc<Memory>> {
         self.memories.lock().get(&handle).cloned()
+    }
+
+    /// An event for a block on `device`, if there may be one more.
+    pub(crate) fn event_for(&self, station: &Station, device: Device) -> Result<Option<EventId>> {
+        self.reclaim_joint(station, false);
+        let event = station.bind(device)?;
+        if event.is_some() || !station.may_look_for_idle() {
+            return Ok(event);
+        }
+        let found = self.take_idle_events() | self.reclaim_joint(station, true);
+        if !found {
+            station.found_none_idle();
+            return Ok(None);
+        }
+        station.bind(device)
+    }
+
+    /// Frees events that were recorded for several tensors each, and that no block speaks of any more; whether there were
+    /// any. Whoever waits for one holds a block that does.
+    fn reclaim_joint(&self, station: &Station, at_once: bool) -> bool {
+        let joint = station.take_joint(at_once);
+        if joint.is_empty() {
+            return false;
+        }
+        let memories: Vec<_> = self.memories.lock().values().cloned().collect();
+        let mut spoken_of = HashSet::new();
+        for memory in memories {
+            let ready = |index| record(&memory.object, index, block::READY).load(Ordering::Acquire);
+            for index in 0..memory.count {
+                if let Mark::Joint(id, _) = Mark::from_word(ready(index)) {
+                    spoken_of.insert(id);
+                }
+            }
+        }
+        let (in_use, over): (Vec<_>, Vec<_>) = joint
+            .into_iter()
+            .partition(|joint| spoken_of.contains(&joint.id));
+        let found = !over.is_empty();
+        station.put_joint(in_use, over);
+        found
     }
 
     /// Takes events from blocks that nobody uses, for one that is about to be sent; whether there were any.

@@ -40,6 +40,7 @@ mod hub;
 mod import;
 #[cfg(feature = "cudarc")]
 mod interop;
+mod joint;
 mod layout;
 mod mark;
 mod memory;

@@ -12,6 +12,7 @@ use crate::body::{Body, Token, lent};
 use crate::device::{Device, Uuid};
 use crate::error::{Error, Result};
 use crate::hub::Hub;
+use crate::joint;
 use crate::layout::{Path, malformed};
 use crate::place::Place;
 use crate::stats::COUNTERS;
@@ -86,11 +87,11 @@ pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::
     let lies = Lies(body.geometry);
     let written = match &body.token {
         Token::Exclusive(token) => {
-            body.using.hand_over(&body.stream).map_err(fail)?;
+            joint::leave(&body.using, &body.stream, false).map_err(fail)?;
             Wire::<_, ()>::Block(token, lies).serialize(serializer)
         }
         Token::Shared(token) => {
-            body.using.share(&body.stream).map_err(fail)?;
+            joint::leave(&body.using, &body.stream, true).map_err(fail)?;
             Wire::<_, ()>::Block(token, lies).serialize(serializer)
         }
         Token::Lent => Err(fail(lent())),
@@ -190,7 +191,7 @@ pub(crate) fn seal(body: &Body) -> Result<Parcel> {
         return Ok(Wire::Copy(bytes.freeze(), lies, uuid));
     }
     body.using.place.check_alive(false)?;
-    body.using.share(&body.stream)?;
+    joint::leave(&body.using, &body.stream, true)?;
     COUNTERS.sent.add(1);
     Ok(Wire::Block(token.clone(), Lies(body.geometry)))
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use shm_core::trace::Trace;
 use smallvec::SmallVec;
 
@@ -85,29 +85,30 @@ impl Use {
     }
 
     /// Before an exclusive tensor is sent: *ready* behind all the work of this process.
-    pub(crate) fn hand_over(&self, stream: &Stream) -> Result<()> {
+    pub(crate) fn gather(&self, stream: &Stream) -> Result<()> {
         let mut streams = self.streams.lock();
         for other in streams.iter() {
             stream.wait_for(other)?;
         }
         streams.retain(|known| known.same(stream));
-        self.place.bind(self.index, 1)?;
-        self.place.publish(self.index, stream)?;
-        self.handed.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Before a shared tensor is sent: *ready* behind what was written, once.
-    pub(crate) fn share(&self, stream: &Stream) -> Result<()> {
-        let mut published = self.published.lock();
-        if !*published {
-            // The writer's work is in `stream`, or `stream` was made to wait for it.
-            for other in self.streams.lock().iter() {
-                stream.wait_for(other)?;
-            }
-            self.place.bind(self.index, usize::MAX)?;
-            self.place.publish(self.index, stream)?;
-            *published = true;
+    /// It was sent, and *ready* stands.
+    pub(crate) fn was_handed(&self) {
+        self.handed.store(true, Ordering::Release);
+    }
+
+    /// Before a shared tensor is sent: *ready* behind what was written, once. What is said while this is held is said by
+    /// nobody else; `true`: it was said.
+    pub(crate) fn published(&self) -> MutexGuard<'_, bool> {
+        self.published.lock()
+    }
+
+    /// Of a shared tensor: the writer's work is in `stream`, or `stream` is made to wait for it.
+    pub(crate) fn gather_shared(&self, stream: &Stream) -> Result<()> {
+        for other in self.streams.lock().iter() {
+            stream.wait_for(other)?;
         }
         Ok(())
     }
@@ -157,7 +158,8 @@ impl Use {
         for other in others {
             first.wait_for(other)?;
         }
-        self.place.release(self.index, first)
+        let alone = self.token.references() <= 1;
+        self.place.release(self.index, first, alone)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+mod company;
 mod guards;
 mod lifetime;
 mod order;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     let suites = [
         sharing::TESTS,
         order::TESTS,
+        company::TESTS,
         lifetime::TESTS,
         rules::TESTS,
         paths::TESTS,
