@@ -312,6 +312,12 @@ impl Visited {
         self.heeded.swap(asked, Ordering::Relaxed) != asked
     }
 
+    /// As [`asks_to_close`](Self::asks_to_close), which then still says so.
+    pub(crate) fn is_asking(&self) -> bool {
+        let asked = self.object.word(station::RETIRED).load(Ordering::Acquire);
+        self.heeded.load(Ordering::Relaxed) != asked
+    }
+
     /// The origin's requests are to be looked at again.
     pub(crate) fn look_again(&self) {
         self.heeded.store(u64::MAX, Ordering::Relaxed);

@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use shm_core::SharedTensor;
 use shm_core::trace::Trace;
 use smallvec::SmallVec;
 
 use crate::driver::check_not_forked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::place::{Late, Place};
+use crate::staging::{CopyId, Source};
 use crate::stream::Stream;
 
 /// How long readers that have let go may take to be done.
@@ -32,6 +34,10 @@ pub(crate) struct Use {
     streams: Mutex<SmallVec<[Stream; 2]>>,
     /// Of a block that is only read: whether *ready* was recorded for others, or by others.
     published: Mutex<bool>,
+    /// A copy of the storage, as it went to who cannot open it.
+    copy: Mutex<Option<SharedTensor<u8>>>,
+    /// Of a block that was made of such a copy: which.
+    source: Mutex<Option<Source>>,
     /// Of a block with one owner: it was sent, and *ready* stands behind all the work of this process.
     handed: AtomicBool,
 }
@@ -48,6 +54,8 @@ impl Use {
                 token,
                 streams: Mutex::default(),
                 published: Mutex::new(false),
+                copy: Mutex::default(),
+                source: Mutex::default(),
                 handed: AtomicBool::new(false),
             })
         };
@@ -113,6 +121,35 @@ impl Use {
         Ok(())
     }
 
+    /// The copy of the storage that was sent last, if it was kept.
+    pub(crate) fn copy(&self) -> Option<SharedTensor<u8>> {
+        self.copy.lock().clone()
+    }
+
+    pub(crate) fn keep_copy(&self, copy: SharedTensor<u8>) {
+        *self.copy.lock() = Some(copy);
+    }
+
+    pub(crate) fn drop_copy(&self) {
+        drop(self.copy.lock().take());
+    }
+
+    pub(crate) fn set_source(&self, source: Source) {
+        *self.source.lock() = Some(source);
+    }
+
+    /// The token of a block that was made of that copy and not written since.
+    pub(crate) fn token_of_copy(&self, id: CopyId) -> Option<Arc<SharedTensor<u64>>> {
+        self.source.lock().as_ref()?.token(id)
+    }
+
+    /// The block has another token.
+    pub(crate) fn set_token_of_copy(&self, token: &Arc<SharedTensor<u64>>) {
+        if let Some(source) = &mut *self.source.lock() {
+            source.set_token(token);
+        }
+    }
+
     /// It arrived shared: whoever wrote it has said so.
     pub(crate) fn was_shared(&self) {
         *self.published.lock() = true;
@@ -123,6 +160,9 @@ impl Use {
         for other in self.streams.lock().iter() {
             stream.wait_for(other)?;
         }
+        // What was true of its elements is not any more.
+        crate::staging::forget(self);
+        drop(self.source.lock().take());
         let mut published = self.published.lock();
         if *published {
             if !self

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 mod company;
+mod doctor;
 mod guards;
 mod lifetime;
 mod order;
@@ -11,6 +12,7 @@ mod paths;
 mod rules;
 mod sharing;
 mod slots;
+mod staged;
 mod stages;
 mod support;
 
@@ -24,6 +26,8 @@ fn main() -> ExitCode {
         lifetime::TESTS,
         rules::TESTS,
         paths::TESTS,
+        staged::TESTS,
+        doctor::TESTS,
         others::TESTS,
         slots::TESTS,
         guards::TESTS,
