@@ -135,7 +135,10 @@ impl Stream {
         };
         let streams: Vec<_> = all.iter().filter_map(Weak::upgrade).map(Self).collect();
         drop(all);
-        for stream in &streams {
+        for stream in streams
+            .iter()
+            .filter(|stream| !stream.0.stuck.load(Ordering::Acquire))
+        {
             // What the driver answers so late is of no use to anybody.
             let _ = stream.drain(until);
         }

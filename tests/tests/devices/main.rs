@@ -5,6 +5,7 @@ use std::process::ExitCode;
 mod company;
 mod doctor;
 mod guards;
+mod hostile;
 mod lifetime;
 mod order;
 mod others;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         paths::TESTS,
         staged::TESTS,
         doctor::TESTS,
+        hostile::TESTS,
         others::TESTS,
         slots::TESTS,
         guards::TESTS,
