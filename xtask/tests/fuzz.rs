@@ -35,7 +35,7 @@ fn no_kept_input_does_harm() {
 #[test]
 fn new_inputs_do_no_harm() {
     let told = fuzz(["--inputs", "10", "--seed", "9", "--seconds", "40"]);
-    for target in ["attach", "message", "names", "structures"] {
+    for target in ["attach", "message", "names", "structures", "device"] {
         let start = format!("fuzz {target}: seed 9, ");
         assert!(told.lines().any(|line| line.starts_with(&start)), "{told}");
     }

@@ -29,7 +29,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"devtok\x01\0");
 #[derive(Debug)]
 pub(crate) enum Token {
     Exclusive(Tensor<u64>),
-    Shared(SharedTensor<u64>),
+    /// Counted here, so that who comes later can find it.
+    Shared(Arc<SharedTensor<u64>>),
     /// Of a part that was lent by the tensor that has the token; it is not sent.
     Lent,
 }
@@ -215,38 +216,43 @@ impl Body {
         visited.refuse(said.path);
         geometry.check(bytes as usize, geometry.dtype().align())?;
         let index = u32::try_from(index).map_err(|_| malformed("a block beyond all memory"))?;
-        let span = geometry.byte_span();
-        let part = Part {
-            index,
-            turn,
-            start: span.start as u64,
-            bytes: span.len() as u64,
+        let device = Device::by_uuid(said.uuid)?;
+        let fetch = |range: std::ops::Range<usize>| {
+            let part = Part {
+                index,
+                turn,
+                start: range.start as u64,
+                bytes: range.len() as u64,
+            };
+            fetch_copy(&visited, said.pid, memory, part).map_err(|second| {
+                Error::new(
+                    ErrorKind::NoPath,
+                    format!(
+                        "{refusal}; and a copy through the host cannot be had either: {second}"
+                    ),
+                )
+            })
         };
-        let copy = fetch_copy(&visited, said.pid, memory, part).map_err(|second| {
-            Error::new(
-                ErrorKind::NoPath,
-                format!("{refusal}; and a copy through the host cannot be had either: {second}"),
-            )
-        })?;
-        let why = format!("{refusal}");
-        hub.note_peer(said.origin, said.pid, Path::Host, &why);
-        let body = Self::from_copy(
-            &copy,
-            geometry.starting_at(span.start)?,
-            Device::by_uuid(said.uuid)?,
-        )?;
-        Ok(match token {
-            Token::Shared(_) => body.freeze(),
-            Token::Exclusive(_) | Token::Lent => body,
-        })
+        let body = match token {
+            Token::Shared(_) => {
+                let fetched = (memory, index, turn);
+                crate::staging::fetch_shared(fetched, geometry, device, || fetch(0..bytes as usize))
+            }
+            Token::Exclusive(_) | Token::Lent => {
+                let span = geometry.byte_span();
+                let geometry = geometry.starting_at(span.start)?;
+                fetch(span).and_then(|copy| Self::from_copy(&copy, geometry, device))
+            }
+        }?;
+        hub.note_peer(said.origin, said.pid, Path::Host, &refusal.to_string());
+        Ok(body)
     }
 
     /// A tensor of its own memory with these bytes, which came from another process.
     pub(crate) fn from_copy(bytes: &[u8], geometry: Geometry, device: Device) -> Result<Self> {
         let stream = Stream::for_device(device)?;
         geometry.check(bytes.len(), geometry.dtype().align())?;
-        let elements = bytes.len() / geometry.dtype().size();
-        let mut body = Self::new(geometry.dtype(), [elements], &stream)?;
+        let mut body = Self::new(Dtype::U8, [bytes.len()], &stream)?;
         body.write_span(bytes)?;
         body.geometry = geometry;
         COUNTERS.received.add(1);
@@ -273,7 +279,7 @@ impl Body {
     /// Gives up writing.
     pub(crate) fn freeze(self) -> Self {
         let token = match self.token {
-            Token::Exclusive(token) => Token::Shared(token.freeze()),
+            Token::Exclusive(token) => Token::Shared(Arc::new(token.freeze())),
             other => other,
         };
         Self { token, ..self }
@@ -293,8 +299,15 @@ impl Body {
             stream,
         } = self;
         let token = match token {
-            Token::Shared(token) if alone => match token.try_thaw() {
-                Ok(token) => Token::Exclusive(token),
+            Token::Shared(token) if alone => match Arc::try_unwrap(token) {
+                Ok(token) => match token.try_thaw() {
+                    Ok(token) => Token::Exclusive(token),
+                    Err(token) => {
+                        let token = Arc::new(token);
+                        using.set_token_of_copy(&token);
+                        Token::Shared(token)
+                    }
+                },
                 Err(token) => Token::Shared(token),
             },
             other => other,
@@ -404,11 +417,28 @@ impl Body {
 
     /// The bytes from the first to the last element, copied to the host.
     pub(crate) fn read_span(&self, to: &mut [u8]) -> Result<()> {
+        self.read_from(self.span().0, to)
+    }
+
+    fn read_from(&self, address: u64, to: &mut [u8]) -> Result<()> {
         self.using.place.check_alive(false)?;
-        let (address, _) = self.span();
+        self.stream.gate()?;
         let outcome = self.stream.driver().read(self.stream.raw()?, to, address);
         self.using.place.check_alive(true)?;
         outcome
+    }
+
+    /// How many bytes the storage has, of which the elements may be a part.
+    pub(crate) fn storage_bytes(&self) -> Result<usize> {
+        let [.., bytes] = self.token.words()?;
+        Ok(bytes as usize)
+    }
+
+    /// The bytes of the storage, copied to the host.
+    pub(crate) fn read_storage(&self, to: &mut [u8]) -> Result<()> {
+        // Whoever wrote it did so before it was shared.
+        self.using.gather_shared(&self.stream)?;
+        self.read_from(self.using.address(), to)
     }
 
     /// Overwrites the elements, which are contiguous, in row-major order.

@@ -12,8 +12,8 @@ use crate::hub::Hub;
 use crate::memory::Memory;
 use crate::place::Place;
 use crate::pool::Pool;
-use crate::stats::{COUNTERS, Stats};
-use crate::stream::gate_device;
+use crate::stats::{COUNTERS, Stats, Stuck};
+use crate::stuck::{self, gate_device};
 
 impl Hub {
     pub(crate) fn pools(&self) -> Vec<Arc<Mutex<Pool>>> {
@@ -102,6 +102,7 @@ impl Hub {
             stats.allocated += bytes;
             stats.live += pool.held().len() as u64;
         }
+        stats.stuck = self.stuck();
         stats.imports = self.imports.lock().len() as u64;
         if let Some(station) = &*self.station.lock() {
             stats.events = station.counts().0;
@@ -113,6 +114,39 @@ impl Hub {
             .map(|(_, peer)| peer.clone())
             .collect();
         stats
+    }
+
+    /// What stays until this process ends.
+    fn stuck(&self) -> Vec<Stuck> {
+        let on = |known: stuck::Known| {
+            let mut stuck = Stuck {
+                device: known.device,
+                writer: known.who(),
+                allocations: 0,
+                bytes: 0,
+                blocks: 0,
+                imports: known.imports,
+            };
+            for pool in self.pools() {
+                let pool = pool.lock();
+                if pool.device() == Some(known.device) {
+                    let (count, bytes) = pool.size();
+                    stuck.allocations += count;
+                    stuck.bytes += bytes;
+                    stuck.blocks += pool.stuck();
+                }
+            }
+            stuck
+        };
+        stuck::all().into_iter().map(on).collect()
+    }
+
+    /// Whether all that is left is on devices of which nothing is given back any more.
+    fn is_all_stuck(&self) -> bool {
+        let stuck = stuck::all();
+        let memories = self.memories.lock();
+        let is_stuck = |device| stuck.iter().any(|known| known.device == device);
+        memories.values().all(|memory| is_stuck(memory.device))
     }
 
     /// Who still holds tensors of this process, or has its memory open: one line each.
@@ -179,6 +213,8 @@ pub fn stats() -> Stats {
     stats.reused = COUNTERS.reused.get();
     stats.host_waits = COUNTERS.host_waits.get();
     stats.staged = COUNTERS.staged.get();
+    stats.host_copies = COUNTERS.host_copies.get();
+    (stats.kept_copies, stats.kept_bytes) = crate::staging::kept();
     stats
 }
 
@@ -188,18 +224,32 @@ pub fn stats() -> Stats {
 /// Memory of the host that is registered for devices and has no pinned tensor in it is unregistered.
 ///
 /// Nothing has to call this: memory is used again, and given back when a device has no more. Allocations that others have
-/// open wait until those have closed them, which they do with their own `collect` or their next tensor of that
-/// allocation.
+/// open wait until those have closed them, which they do with their next tensor of that process, with their own `collect`, or
+/// by themselves within about half a second.
 pub fn collect() -> u64 {
     crate::regions::collect();
+    crate::staging::give_up();
     Hub::if_any().map_or(0, Hub::collect)
+}
+
+/// What stays, and why.
+fn told(stuck: &Stuck) -> String {
+    format!(
+        "device {}: {} bytes in {} allocations stay until this process ends, since a stream there waits for {}, which died before its work was done",
+        stuck.device.ordinal(),
+        stuck.bytes,
+        stuck.allocations,
+        stuck.writer
+    )
 }
 
 /// Waits until nobody holds a tensor of this process's memory any more, and gives all of it back: what a producer does
 /// before it ends, so that its consumers do not lose what they have.
 ///
 /// # Errors
-/// `TimedOut`, naming who holds how much, when that takes longer than `timeout`; it can be called again.
+/// `TimedOut`, naming who holds how much, when that takes longer than `timeout`; it can be called again. `WriterGone`, before
+/// that, when nobody holds anything any more, and what is left is on a device where a stream waits for a process that has
+/// died: it goes with this process.
 pub fn close(timeout: Duration) -> Result<()> {
     let Some(hub) = Hub::if_any() else {
         return Ok(());
@@ -213,14 +263,23 @@ pub fn close(timeout: Duration) -> Result<()> {
             return Ok(());
         }
         let now = Instant::now();
-        if now >= until {
-            return Err(Error::new(
-                ErrorKind::TimedOut,
-                format!(
-                    "device memory of this process is still held after {timeout:?}: {}",
-                    hub.holders().join("; ")
-                ),
-            ));
+        let stuck: Vec<_> = hub.stuck().iter().map(told).collect();
+        let is_over = !stuck.is_empty() && hub.is_all_stuck();
+        if now >= until || is_over {
+            let mut holders = hub.holders();
+            if is_over && holders.is_empty() {
+                return Err(Error::new(ErrorKind::WriterGone, stuck.join("; ")));
+            }
+            if now >= until {
+                holders.extend(stuck);
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    format!(
+                        "device memory of this process is still held after {timeout:?}: {}",
+                        holders.join("; ")
+                    ),
+                ));
+            }
         }
         std::thread::sleep(pause.min(until - now));
         pause = (pause * 2).min(Duration::from_millis(20));

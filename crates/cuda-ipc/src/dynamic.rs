@@ -6,10 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::{Dtype, DynTensor, Element, Shape};
 
 use crate::body::{Body, Token};
-use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::Path;
-use crate::place::Place;
 use crate::shared::SharedDeviceTensor;
 use crate::stream::Stream;
 use crate::tensor::{DeviceTensor, describe};
@@ -118,79 +115,7 @@ impl DynDeviceTensor {
         Ok(bytes)
     }
 
-    /// The lengths of the dimensions, outermost first; empty for a scalar.
-    #[must_use]
-    pub fn shape(&self) -> &[usize] {
-        self.body.geometry.shape()
-    }
-
-    /// How many elements lie between neighbours in each dimension.
-    #[must_use]
-    pub fn strides(&self) -> &[isize] {
-        self.body.geometry.strides()
-    }
-
-    /// Index of the first element in the storage, in elements; not zero for some views.
-    #[must_use]
-    pub fn offset(&self) -> usize {
-        self.body.geometry.offset()
-    }
-
-    /// How many dimensions there are; 0 for a scalar.
-    #[must_use]
-    pub fn ndim(&self) -> usize {
-        self.body.geometry.ndim()
-    }
-
-    /// How many elements there are: the product of the shape, 1 for a scalar.
-    #[must_use]
-    pub fn numel(&self) -> usize {
-        self.body.geometry.numel()
-    }
-
-    /// The element type, as known at run time.
-    #[must_use]
-    pub fn dtype(&self) -> Dtype {
-        self.body.geometry.dtype()
-    }
-
-    /// Whether the elements lie in row-major order without gaps.
-    #[must_use]
-    pub fn is_contiguous(&self) -> bool {
-        self.body.geometry.is_contiguous()
-    }
-
-    /// The device that the elements are on.
-    #[must_use]
-    pub fn device(&self) -> Device {
-        self.body.device()
-    }
-
-    /// The stream in whose order everything is that is done with the tensor.
-    #[must_use]
-    pub fn stream(&self) -> &Stream {
-        &self.body.stream
-    }
-
-    /// From now on in the order of another stream of the device, which waits for the one so far.
-    ///
-    /// # Errors
-    /// When it is a stream of another device, or the memory's origin has ended.
-    pub fn set_stream(&mut self, stream: &Stream) -> Result<()> {
-        self.body.set_stream(stream)
-    }
-
-    /// Whether the memory belongs to this process, and not to another one that it was received from.
-    #[must_use]
-    pub fn is_at_home(&self) -> bool {
-        matches!(self.body.using.place, Place::Home(..))
-    }
-
-    /// Which way the memory goes to other processes.
-    #[must_use]
-    pub fn path(&self) -> Path {
-        self.body.path()
-    }
+    crate::accessors::what_it_is!();
 }
 
 impl<T: Element> From<DeviceTensor<T>> for DynDeviceTensor {

@@ -69,7 +69,26 @@ struct Places {
     refused: bool,
     /// When blocks that nobody uses were found to have none.
     none_idle: Option<Instant>,
+    /// Recorded for several blocks each, and free again when none of them says so any more.
+    joint: Vec<Joint>,
+    /// So many of them are left alone.
+    joint_in_use: usize,
 }
+
+/// An event that was recorded for several blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Joint {
+    pub(crate) id: EventId,
+    /// It may be that another process recorded it, and has died since.
+    by_others: bool,
+    /// Since when it is known that it has not happened.
+    late_since: Option<Instant>,
+}
+
+/// So many joint events more than are in use are left alone.
+const JOINT_SPARE: usize = 8;
+/// How long a joint event of another process may take, once no block speaks of it, before there is another one in its place.
+const LATE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 struct Place {
@@ -181,6 +200,52 @@ impl Station {
         }
     }
 
+    /// It was recorded for several blocks, and every one of them says so.
+    pub(crate) fn set_aside(&self, id: EventId, by_others: bool) {
+        self.places.lock().joint.push(Joint {
+            id,
+            by_others,
+            late_since: None,
+        });
+    }
+
+    /// The joint events, if there are enough to be worth a look at all blocks, or `at_once`: to be given to
+    /// [`put_joint`](Self::put_joint). Soon enough for the same few to go round, which others have open.
+    pub(crate) fn take_joint(&self, at_once: bool) -> Vec<Joint> {
+        let mut places = self.places.lock();
+        let is_few = places.joint.len() < places.joint_in_use + JOINT_SPARE;
+        if is_few && !at_once {
+            return Vec::new();
+        }
+        std::mem::take(&mut places.joint)
+    }
+
+    /// Of what [`take_joint`](Self::take_joint) gave: those that blocks still speak of; the others are free.
+    pub(crate) fn put_joint(&self, mut in_use: Vec<Joint>, over: Vec<Joint>) {
+        for mut joint in over {
+            let has_happened = || {
+                let event = self.event(joint.id)?;
+                self.driver.has_happened(event.raw()?)
+            };
+            let id = if !joint.by_others || has_happened().unwrap_or(false) {
+                Ok(joint.id)
+            } else if joint.late_since.get_or_insert_with(Instant::now).elapsed() < LATE {
+                in_use.push(joint);
+                continue;
+            } else {
+                // Whoever recorded it is dead, it may be, and then it never happens.
+                self.replace(joint.id)
+            };
+            match id {
+                Ok(id) => self.give_back(id),
+                Err(error) => tracing::warn!(%error, "an event is of no use any more"),
+            }
+        }
+        let mut places = self.places.lock();
+        places.joint_in_use = in_use.len();
+        places.joint.extend(in_use);
+    }
+
     /// Another event in place of one that may never happen, since whoever recorded it is dead.
     pub(crate) fn replace(&self, id: EventId) -> Result<EventId> {
         let mut places = self.places.lock();
@@ -245,6 +310,12 @@ impl Visited {
     pub(crate) fn asks_to_close(&self) -> bool {
         let asked = self.object.word(station::RETIRED).load(Ordering::Acquire);
         self.heeded.swap(asked, Ordering::Relaxed) != asked
+    }
+
+    /// As [`asks_to_close`](Self::asks_to_close), which then still says so.
+    pub(crate) fn is_asking(&self) -> bool {
+        let asked = self.object.word(station::RETIRED).load(Ordering::Acquire);
+        self.heeded.load(Ordering::Relaxed) != asked
     }
 
     /// The origin's requests are to be looked at again.

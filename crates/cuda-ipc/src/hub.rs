@@ -1,8 +1,9 @@
 //! What this process knows of device memory: its own, and what it has open of others.
 
-use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shm_core::Arena;
@@ -14,13 +15,16 @@ use crate::driver::{Driver, driver};
 use crate::error::{ErrorKind, Result};
 use crate::event::{Station, Visited};
 use crate::import::Import;
-use crate::layout::Path;
+use crate::layout::{Path, block, record};
+use crate::mark::{EventId, Mark};
 use crate::memory::Memory;
 use crate::options::options;
 use crate::place::{Late, Place};
 use crate::pool::{BlockRef, Pool, class_of};
+use crate::staging::CopyId;
 use crate::stats::{COUNTERS, Peer};
 use crate::stream::Stream;
+use crate::using::Use;
 
 /// Ordinal of the device, and the path of what is in the pool.
 type PoolKey = (u32, Path);
@@ -36,10 +40,15 @@ pub(crate) struct Hub {
     pub(crate) imports: Mutex<HashMap<[u64; 2], Arc<Import>>>,
     pub(crate) visited: Mutex<HashMap<[u64; 2], Arc<Visited>>>,
     pub(crate) peers: Mutex<Vec<(Owner, Peer)>>,
+    /// Blocks of this process that are copies of storages of others, by the copies' names.
+    pub(crate) copies: Mutex<HashMap<CopyId, Weak<Use>>>,
 }
 
 /// How long a full device waits for others to be done with what they let go of.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a full device waits for others to close what they do not use.
+const CLOSED_BY: Duration = Duration::from_secs(2);
 
 static HUB: OnceLock<Hub> = OnceLock::new();
 
@@ -53,18 +62,21 @@ impl Hub {
         let driver = driver()?;
         let arena = Arena::current()?;
         arena.check_not_forked("using a device tensor")?;
-        // To hear of deaths also while nobody here waits for anything.
-        arena.watch();
         crate::exit::wait_for_streams();
-        Ok(HUB.get_or_init(|| Self {
-            arena,
-            driver,
-            station: Mutex::default(),
-            pools: Mutex::default(),
-            memories: Mutex::default(),
-            imports: Mutex::default(),
-            visited: Mutex::default(),
-            peers: Mutex::default(),
+        Ok(HUB.get_or_init(|| {
+            // To hear of deaths, and of what others ask, also while nobody here does anything.
+            arena.at_each_look(crate::idle::look);
+            Self {
+                arena,
+                driver,
+                station: Mutex::default(),
+                pools: Mutex::default(),
+                memories: Mutex::default(),
+                imports: Mutex::default(),
+                visited: Mutex::default(),
+                peers: Mutex::default(),
+                copies: Mutex::default(),
+            }
         }))
     }
 
@@ -131,6 +143,10 @@ impl Hub {
                     Err(error) => break Err(error),
                 }
             };
+            if block.memory.is_stuck(block.index) {
+                pool.lock().set_stuck(block);
+                continue;
+            }
             match self.settle(&station, block, stream, Late::IsLeft) {
                 Ok(Ok(found)) => break Ok(found),
                 Ok(Err(block)) => busy.push(block),
@@ -155,9 +171,6 @@ impl Hub {
         stream: &Stream,
         late: Late,
     ) -> Result<Result<(BlockRef, Place), BlockRef>> {
-        if block.memory.is_stuck(block.index) {
-            return Ok(Err(block));
-        }
         let place = Place::Home(block.memory.clone(), station.clone());
         let settled = (|| {
             if !place.settle(block.index, stream, late)? {
@@ -187,19 +200,38 @@ impl Hub {
         pool: &Mutex<Pool>,
     ) -> Result<()> {
         let make = || Memory::allocate(self, device, path, stride, count);
-        let memory = match make() {
-            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => {
-                self.collect();
-                make()?
-            }
-            made => made?,
+        let is_full = |made: &Result<Memory>| {
+            made.as_ref()
+                .is_err_and(|error| matches!(error.kind(), ErrorKind::OutOfMemory { .. }))
         };
+        let mut made = make();
+        if is_full(&made) {
+            self.collect();
+            made = make();
+        }
+        // Others have some of it open and were asked to close it, which an idle process does soon.
+        let until = Instant::now() + CLOSED_BY;
+        while is_full(&made) && self.waits_for_closing(device) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+            if self.collect() > 0 {
+                made = make();
+            }
+        }
+        let memory = made?;
         let memory = Arc::new(memory);
         self.memories
             .lock()
             .insert(memory.object.handle(), memory.clone());
         pool.lock().add(&memory);
         Ok(())
+    }
+
+    /// Whether memory on a device could be given back, were it not open in other processes, which were asked to close it.
+    fn waits_for_closing(&self, device: Device) -> bool {
+        let memories = self.memories.lock();
+        memories.values().any(|memory| {
+            memory.device == device && memory.is_retired() && memory.is_open_elsewhere()
+        })
     }
 
     /// One allocation of so many blocks, all of them for the caller, with events bound to each.
@@ -294,7 +326,7 @@ impl Hub {
     }
 
     /// What an origin asked to have closed, if it has since the last look, and nobody here uses.
-    fn take_retired(
+    pub(crate) fn take_retired(
         imports: &mut HashMap<[u64; 2], Arc<Import>>,
         visited: &Visited,
     ) -> Vec<([u64; 2], Arc<Import>)> {
@@ -326,6 +358,46 @@ impl Hub {
     /// The memory of this process that has that name.
     pub(crate) fn memory(&self, handle: [u64; 2]) -> Option<Arc<Memory>> {
         self.memories.lock().get(&handle).cloned()
+    }
+
+    /// An event for a block on `device`, if there may be one more.
+    pub(crate) fn event_for(&self, station: &Station, device: Device) -> Result<Option<EventId>> {
+        self.reclaim_joint(station, false);
+        let event = station.bind(device)?;
+        if event.is_some() || !station.may_look_for_idle() {
+            return Ok(event);
+        }
+        let found = self.take_idle_events() | self.reclaim_joint(station, true);
+        if !found {
+            station.found_none_idle();
+            return Ok(None);
+        }
+        station.bind(device)
+    }
+
+    /// Frees events that were recorded for several tensors each, and that no block speaks of any more; whether there were
+    /// any. Whoever waits for one holds a block that does.
+    fn reclaim_joint(&self, station: &Station, at_once: bool) -> bool {
+        let joint = station.take_joint(at_once);
+        if joint.is_empty() {
+            return false;
+        }
+        let memories: Vec<_> = self.memories.lock().values().cloned().collect();
+        let mut spoken_of = HashSet::new();
+        for memory in memories {
+            let ready = |index| record(&memory.object, index, block::READY).load(Ordering::Acquire);
+            for index in 0..memory.count {
+                if let Mark::Joint(id, _) = Mark::from_word(ready(index)) {
+                    spoken_of.insert(id);
+                }
+            }
+        }
+        let (in_use, over): (Vec<_>, Vec<_>) = joint
+            .into_iter()
+            .partition(|joint| spoken_of.contains(&joint.id));
+        let found = !over.is_empty();
+        station.put_joint(in_use, over);
+        found
     }
 
     /// Takes events from blocks that nobody uses, for one that is about to be sent; whether there were any.

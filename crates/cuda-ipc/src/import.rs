@@ -17,7 +17,7 @@ use crate::event::Visited;
 use crate::hub::Hub;
 use crate::layout::{Described, Path, malformed, memory};
 use crate::stats::COUNTERS;
-use crate::stream::gate_device;
+use crate::stuck::{gate_device, note_import};
 use crate::using::Use;
 
 /// An allocation of another process, open in this one.
@@ -195,6 +195,7 @@ impl Drop for Import {
         }
         if let Err(error) = gate_device(self.device) {
             tracing::warn!(%error, "memory of process {} stays open", self.pid);
+            note_import(self.device);
             // Its origin must not give it back.
             std::mem::forget(self.object.clone());
             return;

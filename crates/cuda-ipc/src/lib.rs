@@ -25,6 +25,7 @@
 //!
 //! What it does not do: run kernels, reach other machines, or free memory that somebody uses.
 
+mod accessors;
 mod body;
 mod bytes;
 mod closing;
@@ -36,9 +37,11 @@ mod error;
 mod event;
 mod exit;
 mod hub;
+mod idle;
 mod import;
 #[cfg(feature = "cudarc")]
 mod interop;
+mod joint;
 mod layout;
 mod mark;
 mod memory;
@@ -55,8 +58,10 @@ mod sealed;
 mod service;
 mod shared;
 mod socket;
+mod staging;
 mod stats;
 mod stream;
+mod stuck;
 mod tensor;
 mod travel;
 mod using;
@@ -76,6 +81,6 @@ pub use path::Probe;
 pub use pinned::PinnedTensor;
 pub use sealed::Sealed;
 pub use shared::SharedDeviceTensor;
-pub use stats::{Peer, Pinned, Stats};
+pub use stats::{Peer, Pinned, Stats, Stuck};
 pub use stream::Stream;
 pub use tensor::DeviceTensor;

@@ -2,7 +2,7 @@
 //!
 //! | bits | |
 //! |---|---|
-//! | 0–3 | state: 0 none, 1 bound, 2 claimed, 3 recorded, 4 done |
+//! | 0–3 | state: 0 none, 1 bound, 2 claimed, 3 recorded, 4 done, 5 joint, 6 lent |
 //! | 4–19 | index of the event in its origin's station |
 //! | 20–35, 36–51 | row and epoch of who claimed or recorded it |
 //! | 52–63 | low bits of the event's generation |
@@ -31,6 +31,11 @@ pub(crate) enum Mark {
     Recorded(EventId, Owner),
     /// What it would stand for is over: its recorder waited for it.
     Done(Option<EventId>),
+    /// Somebody recorded the event, in a stream of that process, for several blocks of a message. It is none of theirs:
+    /// nobody records it again as long as a block says this.
+    Joint(EventId, Owner),
+    /// It was the block's event, until somebody recorded it for several. Its origin takes it away.
+    Lent(EventId),
 }
 
 const NO_EVENT: u16 = u16::MAX;
@@ -49,6 +54,8 @@ impl Mark {
             Self::Recorded(event, who) => (3, event, who),
             Self::Done(Some(event)) => (4, event, nobody),
             Self::Done(None) => (4, none, nobody),
+            Self::Joint(event, who) => (5, event, who),
+            Self::Lent(event) => (6, event, nobody),
         };
         state
             | ((event.index as u64) << 4)
@@ -74,14 +81,16 @@ impl Mark {
             3 if has_event => Self::Recorded(event, who),
             4 if has_event => Self::Done(Some(event)),
             4 => Self::Done(None),
+            5 if has_event => Self::Joint(event, who),
+            6 if has_event => Self::Lent(event),
             _ => Self::None,
         }
     }
 
-    /// The event it can be said with.
-    pub(crate) const fn event(self) -> Option<EventId> {
+    /// The event that is the block's own, with which it can be said.
+    pub(crate) const fn own(self) -> Option<EventId> {
         match self {
-            Self::None | Self::Done(None) => None,
+            Self::None | Self::Done(None) | Self::Joint(..) | Self::Lent(_) => None,
             Self::Bound(event)
             | Self::Claimed(event, _)
             | Self::Recorded(event, _)
@@ -91,7 +100,7 @@ impl Mark {
 
     /// The same event, with nothing said.
     pub(crate) const fn cleared(self) -> Self {
-        match self.event() {
+        match self.own() {
             Some(event) => Self::Bound(event),
             None => Self::None,
         }
@@ -119,6 +128,8 @@ mod tests {
             Mark::Recorded(event, who),
             Mark::Done(Some(event)),
             Mark::Done(None),
+            Mark::Joint(event, who),
+            Mark::Lent(event),
         ] {
             assert_eq!(Mark::from_word(mark.to_word()), mark);
         }

@@ -264,6 +264,11 @@ impl Memory {
         }
     }
 
+    /// Whether everybody was asked to close it.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.object.word(memory::RETIRED).load(Ordering::Acquire) != 0
+    }
+
     /// It is used again: nobody has to close it.
     pub(crate) fn keep_open(&self) {
         let word = self.object.word(memory::RETIRED);

@@ -69,6 +69,12 @@ impl Options {
         self
     }
 
+    /// The path that tensors of this process are to take, if one was asked for.
+    #[must_use]
+    pub fn asked_path(&self) -> Option<Path> {
+        self.path
+    }
+
     /// At most so many events for other processes, at most 4,096. Where none is left, senders wait for the device.
     #[must_use]
     pub fn events(mut self, most: u16) -> Self {

@@ -26,6 +26,31 @@ pub struct Probe {
 }
 
 impl Probe {
+    /// The path that is taken, and why: the one that was asked for, or else the best.
+    ///
+    /// # Errors
+    /// Why the one that was asked for does not work.
+    pub fn choose(&self, asked: Option<Path>) -> Result<(Path, String), String> {
+        let Some(path) = asked else {
+            return Ok(self.best());
+        };
+        let works = match path {
+            Path::Handle => &self.handle,
+            Path::Descriptor => &self.descriptor,
+            Path::Host => &Ok(()),
+        };
+        let (best, why) = self.best();
+        match works {
+            Ok(()) => Ok((
+                path,
+                format!("it was asked for; without that {best:?}, since {why}"),
+            )),
+            Err(why) => Err(format!(
+                "the path {path:?} was asked for, and cannot be had: {why}"
+            )),
+        }
+    }
+
     /// The best one, and why.
     #[must_use]
     pub fn best(&self) -> (Path, String) {
@@ -113,19 +138,11 @@ pub(crate) fn choose(hub: &Hub, device: Device) -> Result<Path> {
         .word(station::REFUSED)
         .load(Ordering::Acquire);
     let probe = probe(hub.driver, device)?;
-    if let Some(forced) = options().path {
-        let works = match forced {
-            Path::Handle => &probe.handle,
-            Path::Descriptor => &probe.descriptor,
-            Path::Host => &Ok(()),
-        };
-        return works.clone().map(|()| forced).map_err(|why| {
+    if let Some(asked) = options().path {
+        return probe.choose(Some(asked)).map(|_| asked).map_err(|why| {
             Error::new(
                 ErrorKind::NoPath,
-                format!(
-                    "the path {forced:?} was asked for, and device {} cannot: {why}",
-                    device.ordinal()
-                ),
+                format!("device {}: {why}", device.ordinal()),
             )
         });
     }

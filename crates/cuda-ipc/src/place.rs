@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Station};
 use crate::hub::Hub;
 use crate::import::Import;
+use crate::joint;
 use crate::layout::{block, record};
 use crate::mark::{EventId, Mark};
 use crate::memory::Memory;
@@ -80,23 +81,23 @@ impl Place {
         }
     }
 
-    fn event(&self, id: EventId) -> Result<Arc<Event>> {
+    pub(crate) fn event(&self, id: EventId) -> Result<Arc<Event>> {
         match self {
             Self::Home(_, station) => station.event(id),
             Self::Away(import) => import.visited.event(import.device, id),
         }
     }
 
-    fn me(&self) -> Owner {
+    pub(crate) fn me(&self) -> Owner {
         self.object().arena().me()
     }
 
-    fn mark(&self, index: u32, word: u64) -> Mark {
+    pub(crate) fn mark(&self, index: u32, word: u64) -> Mark {
         // Acquire: pairs with the release in `set`; the event was recorded before.
         Mark::from_word(record(self.object(), index, word).load(Ordering::Acquire))
     }
 
-    fn set(&self, index: u32, word: u64, mark: Mark) {
+    pub(crate) fn set(&self, index: u32, word: u64, mark: Mark) {
         // Release: whoever sees the mark waits for a record that was made before.
         record(self.object(), index, word).store(mark.to_word(), Ordering::Release);
     }
@@ -115,23 +116,22 @@ impl Place {
     /// The origin binds events to the block, as far as there are any, so that it can be sent: one to say that it was
     /// written, and for `readers` holders one each to say that they are done.
     pub(crate) fn bind(&self, index: u32, readers: usize) -> Result<()> {
+        let words = std::iter::once(block::READY).chain(block::RELEASES.take(readers));
+        self.bind_to(index, words)
+    }
+
+    /// As [`bind`](Self::bind), of these words.
+    pub(crate) fn bind_to(&self, index: u32, words: impl Iterator<Item = u64>) -> Result<()> {
         let Self::Home(memory, station) = self else {
             return Ok(());
         };
-        let words = std::iter::once(block::READY).chain(block::RELEASES.take(readers));
         for word in words {
-            if self.mark(index, word).event().is_some() {
+            let mark = self.mark(index, word);
+            if mark.own().is_some() {
                 continue;
             }
-            let mut event = station.bind(memory.device)?;
-            if event.is_none() && station.may_look_for_idle() {
-                if Hub::get()?.take_idle_events() {
-                    event = station.bind(memory.device)?;
-                } else {
-                    station.found_none_idle();
-                }
-            }
-            match event {
+            self.take_lent(index, word, mark);
+            match Hub::get()?.event_for(station, memory.device)? {
                 Some(event) => self.set(index, word, Mark::Bound(event)),
                 None => break,
             }
@@ -141,7 +141,7 @@ impl Place {
 
     /// Says that what is in `stream` so far wrote the block. Only the one writer calls it.
     pub(crate) fn publish(&self, index: u32, stream: &Stream) -> Result<()> {
-        match self.mark(index, block::READY).event() {
+        match self.own_event(index) {
             Some(id) => {
                 let event = self.event(id)?;
                 if !sabotage::is("ordering") {
@@ -159,14 +159,17 @@ impl Place {
         Ok(())
     }
 
-    /// Makes `stream` wait for whoever wrote the block.
+    /// Makes `stream` wait for whoever wrote the block; for the tensors of one message that one event stands for, once.
     pub(crate) fn arrive(&self, index: u32, stream: &Stream) -> Result<()> {
         match self.mark(index, block::READY) {
             Mark::Recorded(id, who) => self.wait(stream, id, who),
+            Mark::Joint(id, who) => {
+                joint::once(stream, &self.event(id)?, || self.wait(stream, id, who))
+            }
             Mark::Done(_) => Ok(()),
-            Mark::None | Mark::Bound(_) | Mark::Claimed(..) => Err(crate::layout::malformed(
-                "a tensor that nobody says to have written",
-            )),
+            Mark::None | Mark::Bound(_) | Mark::Claimed(..) | Mark::Lent(_) => Err(
+                crate::layout::malformed("a tensor that nobody says to have written"),
+            ),
         }
     }
 
@@ -221,8 +224,9 @@ impl Place {
         Ok(())
     }
 
-    /// Says that what is in `stream` so far used the block, and nothing of this process will any more.
-    pub(crate) fn release(&self, index: u32, stream: &Stream) -> Result<()> {
+    /// Says that what is in `stream` so far used the block, and nothing of this process will any more. `alone`: nobody else
+    /// holds it.
+    pub(crate) fn release(&self, index: u32, stream: &Stream, alone: bool) -> Result<()> {
         if sabotage::is("release") {
             return Ok(());
         }
@@ -246,6 +250,17 @@ impl Place {
             self.set(index, word, Mark::Recorded(id, me));
             return Ok(());
         }
+        // Where nobody else has said that it is done, *ready* can say it as well: this process has waited for it.
+        let says = |word| matches!(self.mark(index, word), Mark::Recorded(..));
+        if alone
+            && let Some(id) = self.mark(index, block::READY).own()
+            && !block::RELEASES.into_iter().any(says)
+        {
+            let event = self.event(id)?;
+            stream.driver().record(event.raw()?, stream.raw()?)?;
+            self.set(index, block::READY, Mark::Recorded(id, me));
+            return Ok(());
+        }
         COUNTERS.host_waits.add(1);
         stream.synchronize()
     }
@@ -259,7 +274,11 @@ impl Place {
         for word in block::RELEASES.chain(std::iter::once(block::READY)) {
             let mark = self.mark(index, word);
             let (id, who) = match mark {
-                Mark::Recorded(id, who) => (id, who),
+                Mark::Recorded(id, who) | Mark::Joint(id, who) => (id, who),
+                Mark::Lent(_) => {
+                    self.take_lent(index, word, mark);
+                    continue;
+                }
                 Mark::Claimed(id, _) => {
                     self.forget(index, word, id)?;
                     continue;
@@ -275,13 +294,17 @@ impl Place {
                     Ok(true) => waited = true,
                     Ok(false) => return Ok(false),
                     Err(error) if *error.kind() == ErrorKind::WriterGone => {
-                        self.forget(index, word, id)?;
+                        match mark {
+                            // It is of no block, and seen to when none speaks of it any more.
+                            Mark::Joint(..) => self.set(index, word, Mark::None),
+                            _ => self.forget(index, word, id)?,
+                        }
                         continue;
                     }
                     Err(error) => return Err(error),
                 }
             }
-            over.push((word, Mark::Bound(id)));
+            over.push((word, mark.cleared()));
         }
         for (word, mark) in over {
             self.set(index, word, mark);
@@ -333,7 +356,7 @@ impl Place {
     pub(crate) fn is_quiet(&self, index: u32, driver: &dyn crate::driver::Driver) -> Result<bool> {
         let words = std::iter::once(block::READY).chain(block::RELEASES);
         for word in words {
-            if let Mark::Recorded(id, who) = self.mark(index, word)
+            if let Mark::Recorded(id, who) | Mark::Joint(id, who) = self.mark(index, word)
                 && self.object().arena().is_present(who)
                 && !driver.has_happened(self.event(id)?.raw()?)?
             {
@@ -349,9 +372,14 @@ impl Place {
         let mut found = false;
         if let Self::Home(_, station) = self {
             for word in std::iter::once(block::READY).chain(block::RELEASES) {
-                if let Some(id) = self.mark(index, word).event() {
+                let mark = self.mark(index, word);
+                self.take_lent(index, word, mark);
+                if let Some(id) = mark.own() {
                     self.set(index, word, Mark::None);
                     station.give_back(id);
+                    found = true;
+                } else if let Mark::Joint(..) = mark {
+                    self.set(index, word, Mark::None);
                     found = true;
                 }
             }

@@ -90,6 +90,8 @@ pub(crate) struct Pool {
     classes: HashMap<u64, Class>,
     /// All allocations, those that others made among them.
     memories: Vec<Arc<Memory>>,
+    /// On which a stream has work that waits for a process that has died: nobody gets them any more.
+    stuck: Vec<BlockRef>,
 }
 
 impl Pool {
@@ -132,6 +134,16 @@ impl Pool {
     pub(crate) fn put_back(&mut self, block: BlockRef) {
         let class = self.classes.entry(block.memory.stride).or_default();
         class.free.push(block);
+    }
+
+    /// A block that was taken and is of no use any more.
+    pub(crate) fn set_stuck(&mut self, block: BlockRef) {
+        self.stuck.push(block);
+    }
+
+    /// How many blocks are of no use any more.
+    pub(crate) fn stuck(&self) -> u64 {
+        self.stuck.len() as u64
     }
 
     /// Takes back all that nobody holds any more.

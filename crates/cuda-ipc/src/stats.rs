@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::device::Device;
 use crate::layout::Path;
 
 /// A number that only grows.
@@ -33,6 +34,7 @@ pub(crate) struct Counters {
     pub(crate) events_replaced: Counter,
     pub(crate) host_waits: Counter,
     pub(crate) staged: Counter,
+    pub(crate) host_copies: Counter,
     pub(crate) reused: Counter,
 }
 
@@ -45,6 +47,7 @@ pub(crate) static COUNTERS: Counters = Counters {
     events_replaced: Counter::new(),
     host_waits: Counter::new(),
     staged: Counter::new(),
+    host_copies: Counter::new(),
     reused: Counter::new(),
 };
 
@@ -78,8 +81,16 @@ pub struct Stats {
     pub host_waits: u64,
     /// Tensors that went through memory of the host.
     pub staged: u64,
+    /// Copies of tensors that this process made in memory of the host to send them: one for all views of a storage.
+    pub host_copies: u64,
+    /// Copies that are kept for what may be sent again.
+    pub kept_copies: u64,
+    /// Bytes of them.
+    pub kept_bytes: u64,
     /// Memory of the host that is registered for devices.
     pub pinned: Pinned,
+    /// Devices whose memory stays until this process ends, since a stream waits there for a process that has died.
+    pub stuck: Vec<Stuck>,
     /// For each process whose memory is or was reached: how, and why so.
     pub peers: Vec<Peer>,
 }
@@ -96,6 +107,25 @@ pub struct Pinned {
     pub refused: u64,
     /// Why the last of them could not.
     pub why: Option<String>,
+}
+
+/// A device on which a stream of this process waits for a process that died before its work was done. The driver waits for
+/// all streams of a device when memory is given back, so none there is any more, though it is still used again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stuck {
+    /// The device.
+    pub device: Device,
+    /// Who died, in words.
+    pub writer: String,
+    /// Allocations of this process there, which are used again and not given back.
+    pub allocations: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Tensors' blocks among them that the stream has work on: they are not used again either.
+    pub blocks: u64,
+    /// Allocations of other processes that stay open here, and that their origins keep for it.
+    pub imports: u64,
 }
 
 /// How another process's memory is reached.

@@ -19,6 +19,7 @@ use crate::device::{Device, of_device};
 use crate::driver::{Driver, RawEvent, RawStream, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
+use crate::stuck;
 
 /// An event of another process, who recorded it, and in which arena that one is.
 type Awaited = (Arc<Event>, Owner, Arena);
@@ -51,35 +52,6 @@ thread_local! {
 
 /// All streams that live.
 static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-
-/// Devices on which a stream of this process waits for ever.
-static STUCK: Mutex<Vec<Device>> = Mutex::new(Vec::new());
-
-/// Before a call that waits for all that this process has on a device, as giving memory back and closing it do: no stream
-/// there waits for a process that has died. The thread would never come back.
-///
-/// # Errors
-/// `WriterGone`: memory stays as it is then, until this process ends.
-pub(crate) fn gate_device(device: Device) -> Result<()> {
-    let streams: Vec<_> = {
-        let all = ALL.lock();
-        all.iter().filter_map(Weak::upgrade).map(Stream).collect()
-    };
-    for stream in streams.iter().filter(|stream| stream.device() == device) {
-        // One that is stuck is seen below.
-        let _ = stream.gate();
-    }
-    if STUCK.lock().contains(&device) {
-        return Err(Error::new(
-            ErrorKind::WriterGone,
-            format!(
-                "a stream of device {} waits for a process that has died, and the driver would wait for that stream; end this process to get its memory back",
-                device.ordinal()
-            ),
-        ));
-    }
-    Ok(())
-}
 
 /// The default streams, by ordinal.
 static DEFAULTS: Mutex<Vec<Option<Stream>>> = Mutex::new(Vec::new());
@@ -149,6 +121,12 @@ impl Stream {
         Self(inner)
     }
 
+    /// All streams that live.
+    pub(crate) fn all() -> Vec<Self> {
+        let all = ALL.lock();
+        all.iter().filter_map(Weak::upgrade).map(Self).collect()
+    }
+
     /// Gives the streams of this process until then to do what they have to do: others may wait for it.
     pub(crate) fn drain_all(until: Instant) {
         // Threads may be in the middle of anything when a process ends.
@@ -157,7 +135,10 @@ impl Stream {
         };
         let streams: Vec<_> = all.iter().filter_map(Weak::upgrade).map(Self).collect();
         drop(all);
-        for stream in &streams {
+        for stream in streams
+            .iter()
+            .filter(|stream| !stream.0.stuck.load(Ordering::Acquire))
+        {
             // What the driver answers so late is of no use to anybody.
             let _ = stream.drain(until);
         }
@@ -234,7 +215,7 @@ impl Stream {
     /// # Errors
     /// `WriterGone`; the stream is of no use any more then.
     pub(crate) fn gate(&self) -> Result<()> {
-        let stuck = |who: Owner| {
+        let gone = |who: Owner| {
             Error::new(
                 ErrorKind::WriterGone,
                 format!(
@@ -247,7 +228,7 @@ impl Stream {
         };
         check_not_forked()?;
         if self.0.stuck.load(Ordering::Acquire) {
-            return Err(stuck(Owner { row: 0, epoch: 0 }));
+            return Err(gone(stuck::writer_of(self.device())));
         }
         loop {
             // One at a time, so that others can add theirs meanwhile.
@@ -269,8 +250,8 @@ impl Stream {
                 }
                 if dead_since.is_some_and(|since| since.elapsed() > GRACE) {
                     self.0.stuck.store(true, Ordering::Release);
-                    STUCK.lock().push(self.device());
-                    return Err(stuck(who));
+                    stuck::note(self.device(), who, &arena);
+                    return Err(gone(who));
                 }
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(2));

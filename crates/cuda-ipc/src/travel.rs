@@ -1,19 +1,22 @@
 //! Device tensors in messages: the token and how the elements lie, or a copy of them where memory cannot be shared.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::de::{DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::message::{refuse, refuse_to_write};
 use shm_core::tensor::Geometry;
+use shm_core::trace::Trace;
 use shm_core::{DynTensor, SharedTensor, Tensor};
 
 use crate::body::{Body, Token, lent};
 use crate::device::{Device, Uuid};
 use crate::error::{Error, Result};
-use crate::hub::Hub;
+use crate::joint;
 use crate::layout::{Path, malformed};
 use crate::place::Place;
+use crate::staging::{self, CopyId};
 use crate::stats::COUNTERS;
 
 /// How elements lie, as bytes of the arena's own encoding.
@@ -63,18 +66,21 @@ pub(crate) enum Wire<K, H> {
 pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::Ok, S::Error> {
     let fail = |error: Error| refuse_to_write::<S::Error>(error.into());
     if body.path() == Path::Host {
-        let copy = copy_to_host(body).map_err(fail)?;
-        let (bytes, lies) = copy;
         let uuid = body.device().uuid().to_words();
+        let written = match &body.token {
+            Token::Exclusive(_) => {
+                let (bytes, lies) = staging::copy_of_one(body).map_err(fail)?;
+                Wire::<(), _>::Copy(bytes, lies, uuid).serialize(serializer)
+            }
+            Token::Shared(_) => {
+                let (bytes, lies) = staging::copy_of_shared(body).map_err(fail)?;
+                Wire::<(), _>::Copy(bytes, lies, uuid).serialize(serializer)
+            }
+            Token::Lent => return Err(fail(lent())),
+        };
         COUNTERS.sent.add(1);
         COUNTERS.staged.add(1);
-        return match &body.token {
-            Token::Exclusive(_) => Wire::<(), _>::Copy(bytes, lies, uuid).serialize(serializer),
-            Token::Shared(_) => {
-                Wire::<(), _>::Copy(bytes.freeze(), lies, uuid).serialize(serializer)
-            }
-            Token::Lent => Err(fail(lent())),
-        };
+        return written;
     }
     body.using.place.check_alive(false).map_err(fail)?;
     if crate::sabotage::is("resend")
@@ -86,12 +92,12 @@ pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::
     let lies = Lies(body.geometry);
     let written = match &body.token {
         Token::Exclusive(token) => {
-            body.using.hand_over(&body.stream).map_err(fail)?;
+            joint::leave(&body.using, &body.stream, false).map_err(fail)?;
             Wire::<_, ()>::Block(token, lies).serialize(serializer)
         }
         Token::Shared(token) => {
-            body.using.share(&body.stream).map_err(fail)?;
-            Wire::<_, ()>::Block(token, lies).serialize(serializer)
+            joint::leave(&body.using, &body.stream, true).map_err(fail)?;
+            Wire::<_, ()>::Block(&**token, lies).serialize(serializer)
         }
         Token::Lent => Err(fail(lent())),
     };
@@ -99,22 +105,12 @@ pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::
     written
 }
 
-/// A copy of the bytes from the first to the last element, in the arena, and how the elements lie in it.
-pub(crate) fn copy_to_host(body: &Body) -> Result<(Tensor<u8>, Lies)> {
-    let span = body.geometry.byte_span();
-    let hub = Hub::get()?;
-    let mut bytes = Tensor::<u8>::uninit_in(&hub.arena, span.len())?;
-    body.read_span(bytes.try_as_mut_slice()?)?;
-    let geometry = body.geometry.starting_at(span.start)?;
-    Ok((bytes, Lies(geometry)))
-}
-
 /// What can arrive as the token or as the copy.
 trait Arriving: DeserializeOwned {
     type Copy: DeserializeOwned;
     fn token(self) -> Result<Token>;
-    /// The bytes of a copy, and whether what is made of them is exclusive.
-    fn bytes(copy: &Self::Copy) -> Result<(&[u8], bool)>;
+    /// The bytes of a copy, and of a shared tensor the copy's name.
+    fn bytes(copy: &Self::Copy) -> Result<(&[u8], Option<CopyId>)>;
 }
 
 impl Arriving for Tensor<u64> {
@@ -124,8 +120,8 @@ impl Arriving for Tensor<u64> {
         Ok(Token::Exclusive(self))
     }
 
-    fn bytes(copy: &Tensor<u8>) -> Result<(&[u8], bool)> {
-        Ok((copy.try_as_slice()?, true))
+    fn bytes(copy: &Tensor<u8>) -> Result<(&[u8], Option<CopyId>)> {
+        Ok((copy.try_as_slice()?, None))
     }
 }
 
@@ -133,11 +129,11 @@ impl Arriving for SharedTensor<u64> {
     type Copy = SharedTensor<u8>;
 
     fn token(self) -> Result<Token> {
-        Ok(Token::Shared(self))
+        Ok(Token::Shared(Arc::new(self)))
     }
 
-    fn bytes(copy: &SharedTensor<u8>) -> Result<(&[u8], bool)> {
-        Ok((copy.try_as_slice()?, false))
+    fn bytes(copy: &SharedTensor<u8>) -> Result<(&[u8], Option<CopyId>)> {
+        Ok((copy.try_as_slice()?, Some(Trace::of(copy).id())))
     }
 }
 
@@ -148,12 +144,13 @@ impl Arriving for DynTensor {
         Ok(if self.is_exclusive() {
             Token::Exclusive(self.downcast()?)
         } else {
-            Token::Shared(self.downcast_shared()?)
+            Token::Shared(Arc::new(self.downcast_shared()?))
         })
     }
 
-    fn bytes(copy: &DynTensor) -> Result<(&[u8], bool)> {
-        Ok((copy.as_slice::<u8>()?, copy.is_exclusive()))
+    fn bytes(copy: &DynTensor) -> Result<(&[u8], Option<CopyId>)> {
+        let id = (!copy.is_exclusive()).then(|| Trace::of_dyn(copy).id());
+        Ok((copy.as_slice::<u8>()?, id))
     }
 }
 
@@ -161,10 +158,12 @@ fn arrive<K: Arriving>(wire: Wire<K, K::Copy>) -> Result<Body> {
     match wire {
         Wire::Block(token, Lies(geometry)) => Body::arrive(K::token(token)?, geometry),
         Wire::Copy(copy, Lies(geometry), uuid) => {
-            let (bytes, exclusive) = K::bytes(&copy)?;
+            let (bytes, id) = K::bytes(&copy)?;
             let device = Device::by_uuid(Uuid::from_words(uuid))?;
-            let body = Body::from_copy(bytes, geometry, device)?;
-            Ok(if exclusive { body } else { body.freeze() })
+            match id {
+                None => Body::from_copy(bytes, geometry, device),
+                Some(id) => staging::arrive_shared(id, bytes, geometry, device),
+            }
         }
     }
 }
@@ -183,16 +182,16 @@ pub(crate) fn seal(body: &Body) -> Result<Parcel> {
         return Err(lent());
     };
     if body.path() == Path::Host {
-        let (bytes, lies) = copy_to_host(body)?;
+        let (bytes, lies) = staging::copy_of_shared(body)?;
         COUNTERS.staged.add(1);
         let uuid = body.device().uuid().to_words();
         COUNTERS.sent.add(1);
-        return Ok(Wire::Copy(bytes.freeze(), lies, uuid));
+        return Ok(Wire::Copy(bytes, lies, uuid));
     }
     body.using.place.check_alive(false)?;
-    body.using.share(&body.stream)?;
+    joint::leave(&body.using, &body.stream, true)?;
     COUNTERS.sent.add(1);
-    Ok(Wire::Block(token.clone(), Lies(body.geometry)))
+    Ok(Wire::Block((**token).clone(), Lies(body.geometry)))
 }
 
 /// Opens what [`seal`] made, here.

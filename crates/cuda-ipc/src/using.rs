@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
+use shm_core::SharedTensor;
 use shm_core::trace::Trace;
 use smallvec::SmallVec;
 
 use crate::driver::check_not_forked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::place::{Late, Place};
+use crate::staging::{CopyId, Source};
 use crate::stream::Stream;
 
 /// How long readers that have let go may take to be done.
@@ -32,6 +34,10 @@ pub(crate) struct Use {
     streams: Mutex<SmallVec<[Stream; 2]>>,
     /// Of a block that is only read: whether *ready* was recorded for others, or by others.
     published: Mutex<bool>,
+    /// A copy of the storage, as it went to who cannot open it.
+    copy: Mutex<Option<SharedTensor<u8>>>,
+    /// Of a block that was made of such a copy: which.
+    source: Mutex<Option<Source>>,
     /// Of a block with one owner: it was sent, and *ready* stands behind all the work of this process.
     handed: AtomicBool,
 }
@@ -48,6 +54,8 @@ impl Use {
                 token,
                 streams: Mutex::default(),
                 published: Mutex::new(false),
+                copy: Mutex::default(),
+                source: Mutex::default(),
                 handed: AtomicBool::new(false),
             })
         };
@@ -85,31 +93,61 @@ impl Use {
     }
 
     /// Before an exclusive tensor is sent: *ready* behind all the work of this process.
-    pub(crate) fn hand_over(&self, stream: &Stream) -> Result<()> {
+    pub(crate) fn gather(&self, stream: &Stream) -> Result<()> {
         let mut streams = self.streams.lock();
         for other in streams.iter() {
             stream.wait_for(other)?;
         }
         streams.retain(|known| known.same(stream));
-        self.place.bind(self.index, 1)?;
-        self.place.publish(self.index, stream)?;
-        self.handed.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Before a shared tensor is sent: *ready* behind what was written, once.
-    pub(crate) fn share(&self, stream: &Stream) -> Result<()> {
-        let mut published = self.published.lock();
-        if !*published {
-            // The writer's work is in `stream`, or `stream` was made to wait for it.
-            for other in self.streams.lock().iter() {
-                stream.wait_for(other)?;
-            }
-            self.place.bind(self.index, usize::MAX)?;
-            self.place.publish(self.index, stream)?;
-            *published = true;
+    /// It was sent, and *ready* stands.
+    pub(crate) fn was_handed(&self) {
+        self.handed.store(true, Ordering::Release);
+    }
+
+    /// Before a shared tensor is sent: *ready* behind what was written, once. What is said while this is held is said by
+    /// nobody else; `true`: it was said.
+    pub(crate) fn published(&self) -> MutexGuard<'_, bool> {
+        self.published.lock()
+    }
+
+    /// Of a shared tensor: the writer's work is in `stream`, or `stream` is made to wait for it.
+    pub(crate) fn gather_shared(&self, stream: &Stream) -> Result<()> {
+        for other in self.streams.lock().iter() {
+            stream.wait_for(other)?;
         }
         Ok(())
+    }
+
+    /// The copy of the storage that was sent last, if it was kept.
+    pub(crate) fn copy(&self) -> Option<SharedTensor<u8>> {
+        self.copy.lock().clone()
+    }
+
+    pub(crate) fn keep_copy(&self, copy: SharedTensor<u8>) {
+        *self.copy.lock() = Some(copy);
+    }
+
+    pub(crate) fn drop_copy(&self) {
+        drop(self.copy.lock().take());
+    }
+
+    pub(crate) fn set_source(&self, source: Source) {
+        *self.source.lock() = Some(source);
+    }
+
+    /// The token of a block that was made of that copy and not written since.
+    pub(crate) fn token_of_copy(&self, id: CopyId) -> Option<Arc<SharedTensor<u64>>> {
+        self.source.lock().as_ref()?.token(id)
+    }
+
+    /// The block has another token.
+    pub(crate) fn set_token_of_copy(&self, token: &Arc<SharedTensor<u64>>) {
+        if let Some(source) = &mut *self.source.lock() {
+            source.set_token(token);
+        }
     }
 
     /// It arrived shared: whoever wrote it has said so.
@@ -122,6 +160,9 @@ impl Use {
         for other in self.streams.lock().iter() {
             stream.wait_for(other)?;
         }
+        // What was true of its elements is not any more.
+        crate::staging::forget(self);
+        drop(self.source.lock().take());
         let mut published = self.published.lock();
         if *published {
             if !self
@@ -157,7 +198,8 @@ impl Use {
         for other in others {
             first.wait_for(other)?;
         }
-        self.place.release(self.index, first)
+        let alone = self.token.references() <= 1;
+        self.place.release(self.index, first, alone)
     }
 }
 

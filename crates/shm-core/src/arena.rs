@@ -49,6 +49,8 @@ pub(crate) struct Inner {
     heap: Heap,
     locks: RowLocks,
     watcher: OnceLock<Option<Watcher>>,
+    /// What else the watcher does at each look.
+    pub(crate) looks: Mutex<Vec<fn()>>,
     pub(crate) gate: Arc<Gate>,
     pages: PageSize,
     strategy: Strategy,
@@ -245,6 +247,7 @@ impl Arena {
                 .use_huge_pages(segment.word(header::HUGE_PAGES).load(Ordering::Relaxed) == 1),
             locks,
             watcher: OnceLock::new(),
+            looks: Mutex::default(),
             gate: Arc::default(),
             reaping: Mutex::new(()),
             looking: Mutex::new(()),
@@ -411,6 +414,13 @@ impl Arena {
     /// Starts the thread that notices deaths at once, and that others lack memory, if it does not run yet.
     pub fn watch(&self) {
         self.0.watcher.get_or_init(|| Watcher::start(self));
+    }
+
+    /// From now on the watching thread calls this at each of its looks, twice a second, while this process takes part in the
+    /// arena: for what others ask of a process that does nothing. It must not wait for anything, and not hold on to the arena.
+    pub fn at_each_look(&self, act: fn()) {
+        self.0.looks.lock().push(act);
+        self.watch();
     }
 
     /// Whether this process is a bare fork of the one that joined.

@@ -62,6 +62,7 @@ mod armed {
         "doubt.taken",
         "forkserver.copied",
         "device.ready.recorded",
+        "device.joint.recorded",
         "device.release.claimed",
         "device.release.recorded",
         "get.recorded",

@@ -13,7 +13,8 @@ use crate::lease::{self, Kind};
 use crate::line::Counted;
 use crate::object::Object;
 use crate::participant::table::rows;
-use crate::tensor::{Element, Strided};
+use crate::storage::Storage;
+use crate::tensor::{DynTensor, Element, Strided};
 
 /// Names a block or object of an arena, and keeps nobody from freeing it.
 ///
@@ -38,13 +39,28 @@ impl Trace {
     /// Of the block of a tensor.
     #[must_use]
     pub fn of<T: Element>(tensor: &Strided<T>) -> Self {
-        let storage = tensor.placed().storage();
+        Self::of_storage(tensor.placed().storage())
+    }
+
+    /// Of the block of a tensor whose element type is known at run time.
+    #[must_use]
+    pub fn of_dyn(tensor: &DynTensor) -> Self {
+        Self::of_storage(tensor.placed().storage())
+    }
+
+    fn of_storage(storage: &Storage) -> Self {
         let (line, generation) = storage.id();
         Self {
             arena: storage.arena().clone(),
             line,
             generation,
         }
+    }
+
+    /// Line and generation: no other block or object of the arena ever has both.
+    #[must_use]
+    pub fn id(&self) -> [u64; 2] {
+        [self.line, self.generation]
     }
 
     /// Of an object.

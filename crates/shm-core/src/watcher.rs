@@ -167,6 +167,7 @@ fn watch(me: Owner, inner: &Weak<Inner>, gate: &Arc<Gate>, stop: &OwnedFd) {
         let is_there = gate.look(inner, |arena| {
             look(arena, &mut pidfds);
             arena.heap().answer(arena.segment());
+            arena.0.looks.lock().iter().for_each(|act| act());
             // Should its handle be the last after all: dropping it joins nothing, the watcher only gets a signal.
         });
         if !is_there {

@@ -23,6 +23,9 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_consumer_that_goes_on_for_long_keeps_no_events,
     a_device_that_is_full_takes_back_what_nobody_uses,
     memory_that_is_given_back_is_closed_by_those_who_had_it_open,
+    an_idle_process_closes_what_it_is_asked_to_close,
+    a_full_device_gets_back_what_an_idle_process_has_open,
+    memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -280,8 +283,9 @@ fn with_a_gate_on_the_host_no_stream_waits_for_a_dead_process() {
     no_memory_is_left(session);
 }
 
-const STEPS: [&str; 3] = [
+const STEPS: [&str; 4] = [
     "device.ready.recorded",
+    "device.joint.recorded",
     "device.release.claimed",
     "device.release.recorded",
 ];
@@ -299,6 +303,15 @@ fn patient() {
     Options::new().gate(gate).install().unwrap();
 }
 
+/// How many tensors a message has on whose way there is that step.
+fn company(label: &str) -> u8 {
+    if label.starts_with("device.joint") {
+        3
+    } else {
+        1
+    }
+}
+
 fn has_failpoints() -> bool {
     if !cfg!(debug_assertions) {
         eprintln!("skipped: this build has no failpoints");
@@ -309,14 +322,15 @@ fn has_failpoints() -> bool {
 fn a_producer_killed_at_any_step_leaves_no_memory() {
     fn produce(
         _rank: usize,
-        (label, to): (String, Sender<SharedDeviceTensor<u8>>),
+        (label, to): (String, Sender<Vec<SharedDeviceTensor<u8>>>),
     ) -> tensormp::Result<()> {
         arm(&label);
         for value in 0..20 {
-            let tensor = DeviceTensor::from_slice([100], &[value; 100])
-                .unwrap()
-                .freeze();
-            to.put(tensor.clone())?;
+            let tensors: Vec<_> = (0..company(&label))
+                .map(|_| DeviceTensor::from_slice([100], &[value; 100]).unwrap())
+                .map(DeviceTensor::freeze)
+                .collect();
+            to.put(tensors.clone())?;
         }
         Ok(())
     }
@@ -328,9 +342,11 @@ fn a_producer_killed_at_any_step_leaves_no_memory() {
     for label in STEPS {
         let (sender, receiver) = Queue::bounded(32).unwrap().split();
         let mut context = spawn(produce, (format!("{label}:5=kill"), sender), 1).unwrap();
-        while let Ok(tensor) = receiver.get() {
-            if let Ok(elements) = tensor.to_vec() {
-                assert!(elements.iter().all(|x| *x == elements[0]), "torn");
+        while let Ok(tensors) = receiver.get() {
+            for tensor in tensors {
+                if let Ok(elements) = tensor.to_vec() {
+                    assert!(elements.iter().all(|x| *x == elements[0]), "torn");
+                }
             }
         }
         let error = context.join().unwrap_err().to_string();
@@ -339,20 +355,22 @@ fn a_producer_killed_at_any_step_leaves_no_memory() {
         cuda_ipc::collect();
     }
     no_memory_is_left(session);
-    integration_tests::allow_leaks(6);
+    integration_tests::allow_leaks(8);
 }
 
 fn a_consumer_killed_at_any_step_leaves_no_memory() {
     fn consume(
         _rank: usize,
-        (label, from): (String, Receiver<SharedDeviceTensor<u8>>),
+        (label, from): (String, Receiver<Vec<Bytes>>),
     ) -> tensormp::Result<()> {
         arm(&label);
-        for tensor in &from {
+        for tensors in &from {
             // And on to somebody: itself.
             let again = Queue::bounded(1)?;
-            again.put(tensor)?;
-            assert_eq!(again.get()?.to_vec().unwrap().len(), 100);
+            again.put(tensors)?;
+            for tensor in again.get()? {
+                assert_eq!(tensor.to_vec().unwrap().len(), 100);
+            }
         }
         Ok(())
     }
@@ -361,12 +379,14 @@ fn a_consumer_killed_at_any_step_leaves_no_memory() {
     }
     let session = machine();
     patient();
-    for label in &STEPS[1..] {
+    for label in STEPS {
         let (sender, receiver) = Queue::bounded(4).unwrap().split();
         let mut context = spawn(consume, (format!("{label}:5=kill"), receiver), 1).unwrap();
         for value in 0..20 {
-            let tensor = DeviceTensor::from_slice([100], &[value; 100]).unwrap();
-            if sender.put(tensor.freeze()).is_err() {
+            let tensors = (0..company(label))
+                .map(|_| DeviceTensor::from_slice([100], &[value; 100]).unwrap())
+                .collect();
+            if sender.put(tensors).is_err() {
                 break;
             }
         }
@@ -376,7 +396,7 @@ fn a_consumer_killed_at_any_step_leaves_no_memory() {
     }
     assert!(cuda_ipc::stats().events_replaced >= 1 || cuda_ipc::stats().events > 0);
     no_memory_is_left(session);
-    integration_tests::allow_leaks(6);
+    integration_tests::allow_leaks(8);
 }
 
 fn a_consumer_that_goes_on_for_long_keeps_no_events() {
@@ -448,4 +468,119 @@ fn memory_that_is_given_back_is_closed_by_those_who_had_it_open() {
     drop(sender);
     context.join().unwrap();
     all_is_well(session);
+}
+
+/// Receives, drops, and does nothing more.
+fn idle(
+    _rank: usize,
+    (from, done, end): (Receiver<Bytes>, Sender<u64>, Event),
+) -> tensormp::Result<()> {
+    for _ in 0..2 {
+        drop(from.get()?);
+        done.put(cuda_ipc::stats().imports)?;
+    }
+    end.wait()?;
+    Ok(())
+}
+
+fn an_idle_process_closes_what_it_is_asked_to_close() {
+    let session = machine();
+    let (sender, receiver) = Queue::bounded(2).unwrap().split();
+    let (done, told) = Queue::bounded(2).unwrap().split();
+    let end = Event::new().unwrap();
+    let mut context = spawn(idle, (receiver, done, end.clone()), 1).unwrap();
+    for bytes in [3 << 20, 7 << 20] {
+        sender.put(DeviceTensor::zeros([bytes]).unwrap()).unwrap();
+        told.get().unwrap();
+    }
+    assert_eq!(cuda_ipc::collect(), 0, "the other process has both open");
+    // It waits for something else, and closes them all the same.
+    let mut freed = 0;
+    while freed < 10 << 20 {
+        std::thread::sleep(Duration::from_millis(20));
+        freed += cuda_ipc::collect();
+    }
+    assert_eq!(cuda_ipc::stats().allocations, 0);
+    end.set();
+    context.join().unwrap();
+    all_is_well(session);
+}
+
+fn a_full_device_gets_back_what_an_idle_process_has_open() {
+    let session = with(&Knobs::new().memory(64));
+    let (sender, receiver) = Queue::bounded(2).unwrap().split();
+    let (done, told) = Queue::bounded(2).unwrap().split();
+    let end = Event::new().unwrap();
+    let mut context = spawn(idle, (receiver, done, end.clone()), 1).unwrap();
+    for bytes in [20 << 20, 24 << 20] {
+        sender.put(DeviceTensor::zeros([bytes]).unwrap()).unwrap();
+        told.get().unwrap();
+    }
+    // There is room for it only without those two.
+    let large = DeviceTensor::<u8>::zeros([50 << 20]).unwrap();
+    drop(large);
+    end.set();
+    context.join().unwrap();
+    no_memory_is_left(session);
+}
+
+fn memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow() {
+    let session = machine();
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let (ready, go) = (Event::new().unwrap(), Event::new().unwrap());
+    let mut context = spawn(promise, (sender, ready.clone(), go.clone()), 1).unwrap();
+    ready.wait().unwrap();
+    let mut caught = DeviceTensor::<u8>::zeros([3 << 20]).unwrap();
+    caught.stream().synchronize().unwrap();
+    session.hold();
+    go.set();
+    let received = receiver_of(&receiver).unwrap();
+    // Work of this process behind it, in the same stream.
+    caught.clear().unwrap();
+    context.kill();
+    assert!(context.join().is_err());
+    session.let_go();
+    assert_eq!(cuda_ipc::stats().stuck, []);
+    assert!(received.to_vec().is_err());
+    assert!(caught.to_vec().is_err(), "it is on that stream");
+    drop((received, caught));
+
+    let free = || DeviceTensor::from_slice([1_000], &[5_u8; 1_000]).unwrap();
+    assert_eq!(free().to_vec().unwrap(), [5; 1_000]);
+    let allocated = cuda_ipc::stats().allocated;
+    for _ in 0..200 {
+        drop(free());
+        drop(DeviceTensor::<u8>::zeros([3 << 20]).unwrap());
+    }
+    cuda_ipc::collect();
+    let stats = cuda_ipc::stats();
+    assert!(
+        stats.allocated <= allocated + (4 << 20),
+        "{allocated}: {stats:?}"
+    );
+    let [stuck] = &stats.stuck[..] else {
+        panic!("{stats:?}");
+    };
+    assert_eq!(stuck.device.ordinal(), 0);
+    assert!(stuck.writer.contains("participant"), "{stuck:?}");
+    assert_eq!(stuck.bytes, stats.allocated);
+    assert!(stuck.allocations >= 2 && stuck.blocks >= 1, "{stuck:?}");
+    assert_eq!(stuck.imports, 1, "the dead process's memory: {stuck:?}");
+
+    // Nobody holds anything: to wait for longer would not help, and the reason is told at once.
+    let error = cuda_ipc::close(Duration::from_secs(600)).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("device 0")
+            && text.contains(&stuck.bytes.to_string())
+            && text.contains(&stuck.writer),
+        "{text}"
+    );
+    // The other device is as it was.
+    let second = cuda_ipc::Device::new(1).unwrap();
+    let there = free().to_device(second).unwrap();
+    assert_eq!(there.to_vec().unwrap()[0], 5);
+    drop(there);
+    assert_eq!(cuda_ipc::collect(), 2 << 20);
 }

@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
+mod company;
+mod doctor;
 mod guards;
+mod hostile;
 mod lifetime;
 mod order;
 mod others;
@@ -10,6 +13,7 @@ mod paths;
 mod rules;
 mod sharing;
 mod slots;
+mod staged;
 mod stages;
 mod support;
 
@@ -19,9 +23,13 @@ fn main() -> ExitCode {
     let suites = [
         sharing::TESTS,
         order::TESTS,
+        company::TESTS,
         lifetime::TESTS,
         rules::TESTS,
         paths::TESTS,
+        staged::TESTS,
+        doctor::TESTS,
+        hostile::TESTS,
         others::TESTS,
         slots::TESTS,
         guards::TESTS,

@@ -202,7 +202,7 @@ fn what_more_readers_than_events_do_is_waited_for() {
 }
 
 /// What a process called between two looks: context checks and what wrote the tensor aside.
-fn handed(
+pub(crate) fn handed(
     session: &cuda_emulator::Session,
     pids: [u32; 2],
     mut between: impl FnMut(),

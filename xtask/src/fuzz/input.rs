@@ -15,6 +15,8 @@ pub(crate) enum Target {
     Names,
     /// Everything, with any word of the arena changed.
     Structures,
+    /// Receiving tensors on devices.
+    Device,
 }
 
 impl Target {
@@ -28,6 +30,7 @@ impl Target {
             Target::Message => "message",
             Target::Names => "names",
             Target::Structures => "structures",
+            Target::Device => "device",
         }
     }
 }
@@ -73,13 +76,14 @@ pub(crate) struct Input {
     pub(crate) pokes: Vec<(Place, How)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) length: Option<Length>,
-    /// Whether the changes are made again and again while the arena is used.
+    /// Whether the changes are made again and again while the arena is used; with tensors on devices, whether a thread waits
+    /// for their writers and no stream.
     #[serde(default)]
     pub(crate) again: bool,
     /// Whether the peer is dead when the others look.
     #[serde(default)]
     pub(crate) dies: bool,
-    /// As which type messages are read.
+    /// As which type messages are read; which way tensors on devices go.
     #[serde(default)]
     pub(crate) read_as: u8,
 }
@@ -102,7 +106,7 @@ impl Input {
                 .map(|_| (place(target, rng), how(target, rng)))
                 .collect(),
             length,
-            again: target == Target::Structures && rng.u8(..3) == 0,
+            again: matches!(target, Target::Structures | Target::Device) && rng.u8(..3) == 0,
             dies: target != Target::Attach && rng.bool(),
             read_as: if rng.bool() { 0 } else { rng.u8(..5) },
         }
@@ -113,6 +117,8 @@ fn place(target: Target, rng: &mut fastrand::Rng) -> Place {
     let near = |rng: &mut fastrand::Rng| Place::Near(rng.u8(..16), rng.i8(-12..12));
     let used = |rng: &mut fastrand::Rng| Place::Used(rng.u32(..));
     match (target, rng.u8(..10)) {
+        // A memory's words and those of its first blocks.
+        (Target::Device, _) => Place::Near(rng.u8(..), rng.i8(-12..72)),
         (Target::Attach, 0..5) => Place::Header(rng.u16(..24)),
         (Target::Message, 0..9) => near(rng),
         (Target::Names, 0..7) => near(rng),

@@ -1,12 +1,13 @@
 //! Feed arenas that a hostile hand has changed to everything that reads them: each must be an error, never a crash.
 //!
 //! Targets: `attach` (the file of an arena, cut, stretched or changed), `message` (messages changed in their cells and
-//! blocks), `names` (the table of published names and what it leads to) and `structures` (any word of the arena, once or
-//! again and again while others use it). An input is a valid arena, made anew each time, and a few changes to it; it runs
+//! blocks), `names` (the table of published names and what it leads to), `structures` (any word of the arena, once or
+//! again and again while others use it) and `device` (what processes say to one another of tensors on devices). An input is a valid arena, made anew each time, and a few changes to it; it runs
 //! in a process of its own, which may crash, hang or ask for too much memory without harm to the others. What does is
 //! kept as a small file; those from which something was learnt live in tests/inputs/fuzz and are run again by a test.
 
 mod child;
+mod device;
 mod input;
 mod pokes;
 mod run;

@@ -31,10 +31,10 @@ const PEER: u16 = 1;
 
 /// Counts what was refused.
 #[derive(Debug, Default)]
-struct Refused(u64);
+pub(super) struct Refused(pub(super) u64);
 
 impl Refused {
-    fn ok<T, E: std::fmt::Display>(&mut self, done: Result<T, E>) -> Option<T> {
+    pub(super) fn ok<T, E: std::fmt::Display>(&mut self, done: Result<T, E>) -> Option<T> {
         if let Err(error) = &done {
             self.0 += 1;
             eprintln!("{error}");
@@ -51,11 +51,12 @@ pub(crate) fn play(input: &Input, folder: &Path) -> Result<u64> {
         Target::Message => message(input, &mut refused)?,
         Target::Names => names(input, &mut refused)?,
         Target::Structures => structures(input, &mut refused)?,
+        Target::Device => super::device::play(input, &mut refused)?,
     }
     Ok(refused.0)
 }
 
-fn file_of(arena: &Arena) -> Result<OwnedFd> {
+pub(super) fn file_of(arena: &Arena) -> Result<OwnedFd> {
     // Opened anew: the offset is its own.
     let path = format!(
         "/proc/self/fd/{}",

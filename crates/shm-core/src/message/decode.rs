@@ -1,8 +1,11 @@
 //! Making a value of a message that was taken out of its cell.
 
+use std::any::Any;
+
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
+use super::aside::Aside;
 use super::bytes::Bytes;
 use super::parse::{Extra, FEW, What};
 use super::reach::{self, Guard, Reach, Scope};
@@ -57,8 +60,8 @@ pub(super) struct DecodeScope<'a> {
     pub(super) entries: &'a mut [Option<Arrived>],
     /// What the handles say.
     pub(super) table: &'a [u8],
-    /// Boxed: an error hardly ever comes.
-    error: Option<Box<Error>>,
+    /// Boxed: there is hardly ever anything.
+    pub(super) aside: Option<Box<Aside<dyn Any>>>,
 }
 
 /// Whether this thread reads a message.
@@ -76,7 +79,7 @@ pub(super) fn with_scope<R>(act: impl FnOnce(&mut DecodeScope<'_>) -> R) -> Opti
 /// Tells whoever reads the message why it cannot: serde's errors keep no text.
 #[cold]
 pub(super) fn fail(error: Error) {
-    with_scope(|scope| scope.error = Some(Box::new(error)));
+    with_scope(|scope| scope.aside.get_or_insert_default().error = Some(error));
 }
 
 /// A message that was taken out of its cell; this process holds what it refers to. Dropping it releases that. The default
@@ -170,11 +173,11 @@ pub(super) fn decode_with<T: DeserializeOwned, E: From<Error>>(
     table: &[u8],
     body: &[u8],
 ) -> Result<T, E> {
-    let error = None;
+    let aside = None;
     let mut scope = DecodeScope {
         entries,
         table,
-        error,
+        aside,
     };
     let guard = Guard::enter(&READING, &mut scope);
     let mut deserializer = postcard::Deserializer::from_bytes(body);
@@ -189,7 +192,7 @@ pub(super) fn decode_with<T: DeserializeOwned, E: From<Error>>(
             let left = scope.entries.iter().flatten().count();
             Err(left_over(std::any::type_name::<T>(), left, rest).into())
         }
-        Err(cause) => Err(unreadable(std::any::type_name::<T>(), scope.error, cause).into()),
+        Err(cause) => Err(unreadable(std::any::type_name::<T>(), scope.aside, cause).into()),
     }
 }
 
@@ -205,8 +208,12 @@ fn left_over(type_name: &str, left: usize, rest: &[u8]) -> Error {
 }
 
 #[cold]
-fn unreadable(type_name: &str, error: Option<Box<Error>>, cause: postcard::Error) -> Error {
-    error.map(|error| *error).unwrap_or_else(|| {
+fn unreadable(
+    type_name: &str,
+    aside: Option<Box<Aside<dyn Any>>>,
+    cause: postcard::Error,
+) -> Error {
+    aside.and_then(Aside::into_error).unwrap_or_else(|| {
         Error::new(
             ErrorKind::Decode,
             format!(

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
+use super::aside::Aside;
 use super::bytes::Bytes;
 use super::decode::{Arrived, Entries, Incoming, decode_with};
 use super::draft::{Append, Draft};
@@ -212,10 +213,10 @@ impl Outgoing {
         let outcome = Whole(&value).serialize(&mut serializer);
         drop(guard);
         if let Err(cause) = outcome {
-            let error = match scope.error {
-                Some(error) => *error,
-                None => unwritable(std::any::type_name::<T>(), cause),
-            };
+            let error = scope
+                .aside
+                .and_then(Aside::into_error)
+                .unwrap_or_else(|| unwritable(std::any::type_name::<T>(), cause));
             return whole(error, Some(value));
         }
         if scope.is_empty() {
@@ -225,8 +226,8 @@ impl Outgoing {
                 return Ok(());
             }
         } else {
-            if let Some(error) = scope.error {
-                return whole(*error, Some(value));
+            if let Some(error) = scope.take_error() {
+                return whole(error, Some(value));
             }
             draft.add_table(&scope.table, scope.pins.len());
         }
@@ -235,6 +236,11 @@ impl Outgoing {
             Ok(spill) => spill,
             Err(error) => return whole(error, Some(value)),
         };
+        if let Some(aside) = &mut scope.aside
+            && let Err(error) = aside.finish()
+        {
+            return whole(error, Some(value));
+        }
         self.pins = scope.pins;
         drop(value);
         match self.pins.finish(&mut draft, spill) {

@@ -6,6 +6,7 @@
 //! sender's own handle is really gone. Small messages lie in the 56 bytes of a cell, larger ones in a block.
 //! What arrives is checked before it is used; `docs/src/wire.md` has the format.
 
+mod aside;
 mod block;
 mod bytes;
 mod decode;
@@ -17,6 +18,7 @@ mod scope;
 mod serde;
 mod strict;
 
+pub use aside::{Companion, while_reading, while_writing};
 pub use block::Block;
 pub use decode::Incoming;
 pub(crate) use decode::{Arrived, Entries};

@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::aside::{Aside, Companion};
 use super::encode::{Pin, Pins};
 use super::parse::{INLINE, What};
 use super::reach::{self, Guard, Reach, Scope};
@@ -27,8 +28,8 @@ pub(super) struct EncodeScope {
     arena: usize,
     pub(super) table: SmallVec<[u8; INLINE]>,
     pub(super) pins: Pins,
-    /// Boxed: an error hardly ever comes.
-    pub(super) error: Option<Box<Error>>,
+    /// Boxed: there is hardly ever anything.
+    pub(super) aside: Option<Box<Aside<dyn Companion>>>,
 }
 
 impl EncodeScope {
@@ -38,14 +39,20 @@ impl EncodeScope {
             arena: identity(arena),
             table: SmallVec::new(),
             pins: Pins::default(),
-            error: None,
+            aside: None,
         }
     }
 
     /// Whether nothing was added.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.pins.is_empty() && self.error.is_none()
+        self.pins.is_empty() && self.aside.is_none()
+    }
+
+    /// Why the message cannot be written, if somebody said so.
+    #[inline]
+    pub(super) fn take_error(&mut self) -> Option<Error> {
+        self.aside.as_mut().and_then(|aside| aside.error.take())
     }
 
     /// Whether the message is for this participation in an arena.
@@ -94,7 +101,7 @@ pub(super) fn with_scope<R>(act: impl FnOnce(&mut EncodeScope) -> R) -> Option<R
 /// Tells whoever writes the message why it cannot be: serde's errors keep no text.
 #[cold]
 pub(super) fn fail(error: Error) {
-    with_scope(|scope| scope.error = Some(Box::new(error)));
+    with_scope(|scope| scope.aside.get_or_insert_default().error = Some(error));
 }
 
 /// The thread writes this message as long as the guard lives.

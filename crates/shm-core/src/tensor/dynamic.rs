@@ -227,7 +227,6 @@ impl DynTensor {
         self.0.share(geometry(self.0.geometry())?).map(DynTensor)
     }
 
-    #[cfg(feature = "dlpack")]
     pub(crate) fn placed(&self) -> &Placed {
         &self.0
     }

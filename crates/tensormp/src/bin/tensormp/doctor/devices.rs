@@ -3,7 +3,7 @@
 use cuda_ipc::{Device, DeviceInfo};
 
 use super::Line;
-use super::Status::{Good, Note};
+use super::Status::{Good, Note, Problem};
 
 pub(super) fn check() -> Vec<Line> {
     match cuda_ipc::devices() {
@@ -50,23 +50,30 @@ fn paths(device: Device) -> Vec<Line> {
             )];
         }
     };
-    let (path, why) = probe.best();
+    let asked = cuda_ipc::Options::new().asked_path();
+    let (path, found) = match probe.choose(asked) {
+        Ok((path, why)) => (Some(path), format!("{path:?}: {why}")),
+        Err(why) => (None, why),
+    };
     let (status, means) = match path {
-        cuda_ipc::Path::Host => (
+        None => (
+            Problem,
+            "No tensor can be made on it in a process with this TENSORMP_CUDA_PATH.",
+        ),
+        Some(cuda_ipc::Path::Host) => (
             Note,
             "Tensors on it are copied through memory of the host, twice for each hand-over.",
         ),
-        _ => (
+        Some(_) => (
             Good,
             "Tensors on it are handed to other processes without a copy.",
         ),
     };
-    let mut lines = vec![Line::new(
-        "its memory",
-        status,
-        format!("{path:?}: {why}"),
-        means,
-    )];
+    let mut lines = vec![Line::new("its memory", status, found, means)];
+    if path.is_none() {
+        let last = lines.remove(0);
+        lines.push(last.change("unset TENSORMP_CUDA_PATH, or set it to `auto`"));
+    }
     lines.push(match device.try_pinning() {
         Ok(Ok(())) => Line::new(
             "host memory",
@@ -87,13 +94,19 @@ fn paths(device: Device) -> Vec<Line> {
             "It could not be tried.",
         ),
     });
-    if let Err(why) = probe.events {
-        lines.push(Line::new(
+    lines.push(match probe.events {
+        Ok(()) => Line::new(
+            "its events",
+            Good,
+            "can be shared",
+            "Who receives a tensor on it waits in the device's order, and no thread waits.",
+        ),
+        Err(why) => Line::new(
             "its events",
             Note,
             why,
             "Who sends a tensor on it waits until the device has written it.",
-        ));
-    }
+        ),
+    });
     lines
 }

@@ -1,0 +1,250 @@
+//! Copies of tensors in memory of the host, for processes that cannot open the memory itself: one for each storage, however
+//! many views of it are sent.
+//!
+//! Nobody writes a shared tensor, so that one copy of its storage stands for all its handles. The process that sends keeps the
+//! copy beside the tensor; who receives makes one block of it, and knows that block again by the copy's name when another
+//! view comes. Both end where the tensor may be written again.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use shm_core::message::{Companion, while_reading, while_writing};
+use shm_core::tensor::Geometry;
+use shm_core::{SharedTensor, Tensor};
+
+use crate::body::{Body, Token};
+use crate::device::Device;
+use crate::error::Result;
+use crate::hub::Hub;
+use crate::stats::COUNTERS;
+use crate::stream::Stream;
+use crate::travel::Lies;
+use crate::using::Use;
+
+/// Bytes of copies that are kept for what may be sent again, at most.
+const KEPT: usize = 256 << 20;
+
+/// Who has a copy beside it, and of how many bytes; the eldest first.
+static KEEPERS: Mutex<VecDeque<(Weak<Use>, usize)>> = Mutex::new(VecDeque::new());
+
+/// What identifies a copy everywhere: line and generation of its block, which no other block ever has.
+pub(crate) type CopyId = [u64; 2];
+
+/// What a block here is a copy of.
+#[derive(Debug)]
+pub(crate) struct Source {
+    id: CopyId,
+    token: Weak<SharedTensor<u64>>,
+}
+
+/// The copies of the message that this thread writes.
+#[derive(Debug, Default)]
+struct Copies(HashMap<usize, (Arc<Use>, SharedTensor<u8>)>);
+
+impl Companion for Copies {
+    fn finish(&mut self) -> shm_core::Result<()> {
+        // The message has them.
+        self.0.clear();
+        Ok(())
+    }
+}
+
+/// A copy of the bytes from the first to the last element, in the arena, and how the elements lie in it.
+pub(crate) fn copy_of_one(body: &Body) -> Result<(Tensor<u8>, Lies)> {
+    let span = body.geometry.byte_span();
+    let mut bytes = room(span.len())?;
+    body.read_span(bytes.try_as_mut_slice()?)?;
+    let geometry = body.geometry.starting_at(span.start)?;
+    COUNTERS.host_copies.add(1);
+    Ok((bytes, Lies(geometry)))
+}
+
+/// A copy of the storage of a shared tensor, in the arena, and how the elements lie in it. The same one for all handles, as
+/// long as it is kept, and in any case within a message; a handle that is the only one here takes no more than it needs.
+pub(crate) fn copy_of_shared(body: &Body) -> Result<(SharedTensor<u8>, Lies)> {
+    let key = Arc::as_ptr(&body.using).addr();
+    let of_message = while_writing(|copies: &mut Copies| {
+        let found = copies.0.get(&key);
+        found.map(|(_, copy)| copy.clone())
+    });
+    if let Some(copy) = of_message.flatten().or_else(|| body.using.copy()) {
+        return Ok((copy, Lies(body.geometry)));
+    }
+    if Arc::strong_count(&body.using) == 1 {
+        let (copy, lies) = copy_of_one(body)?;
+        return Ok((copy.freeze(), lies));
+    }
+    let mut bytes = room(body.storage_bytes()?)?;
+    body.read_storage(bytes.try_as_mut_slice()?)?;
+    COUNTERS.host_copies.add(1);
+    let copy = bytes.freeze();
+    keep(&body.using, &copy);
+    while_writing(|copies: &mut Copies| {
+        copies.0.insert(key, (body.using.clone(), copy.clone()));
+    });
+    Ok((copy, Lies(body.geometry)))
+}
+
+/// Memory of the host, for which copies that are only kept give way.
+fn room(bytes: usize) -> Result<Tensor<u8>> {
+    let arena = &Hub::get()?.arena;
+    match Tensor::uninit_in(arena, bytes) {
+        Err(error)
+            if matches!(
+                error.kind(),
+                shm_core::ErrorKind::OutOfRoom(_) | shm_core::ErrorKind::CapacityExhausted { .. }
+            ) =>
+        {
+            give_up();
+            Ok(Tensor::uninit_in(arena, bytes)?)
+        }
+        made => Ok(made?),
+    }
+}
+
+/// Keeps a copy beside its tensor, and gives the eldest up where there are too many.
+fn keep(using: &Arc<Use>, copy: &SharedTensor<u8>) {
+    let mut over = Vec::new();
+    let mut keepers = KEEPERS.lock();
+    keepers.retain(|(keeper, _)| keeper.strong_count() > 0);
+    using.keep_copy(copy.clone());
+    keepers.push_back((Arc::downgrade(using), copy.numel()));
+    let mut sum: usize = keepers.iter().map(|(_, bytes)| bytes).sum();
+    while sum > KEPT
+        && let Some((keeper, bytes)) = keepers.pop_front()
+    {
+        sum -= bytes;
+        over.extend(keeper.upgrade());
+    }
+    drop(keepers);
+    // Dropped outside of the lock: it may be the last use of a tensor.
+    over.iter().for_each(|keeper| keeper.drop_copy());
+}
+
+/// The tensor is going to be written: its copy says nothing of it any more.
+pub(crate) fn forget(using: &Use) {
+    KEEPERS
+        .lock()
+        .retain(|(keeper, _)| !std::ptr::eq(keeper.as_ptr(), using));
+    using.drop_copy();
+}
+
+/// Gives up the copies that are only kept for what may be sent again.
+pub(crate) fn give_up() {
+    let keepers = std::mem::take(&mut *KEEPERS.lock());
+    for keeper in keepers.iter().filter_map(|(keeper, _)| keeper.upgrade()) {
+        keeper.drop_copy();
+    }
+}
+
+/// How many copies are kept, and their bytes.
+pub(crate) fn kept() -> (u64, u64) {
+    let keepers = KEEPERS.lock();
+    let there = keepers
+        .iter()
+        .filter(|(keeper, _)| keeper.strong_count() > 0);
+    there.fold((0, 0), |(count, sum), (_, bytes)| {
+        (count + 1, sum + *bytes as u64)
+    })
+}
+
+/// A tensor that came as a copy of a storage: in the block that the copy has here already, if it has one.
+pub(crate) fn arrive_shared(
+    id: CopyId,
+    bytes: &[u8],
+    geometry: Geometry,
+    device: Device,
+) -> Result<Body> {
+    let hub = Hub::get()?;
+    geometry.check(bytes.len(), geometry.dtype().align())?;
+    let known = hub.copies.lock().get(&id).and_then(Weak::upgrade);
+    if let Some(body) = known.and_then(|using| again(&using, id, geometry, device).transpose()) {
+        COUNTERS.received.add(1);
+        COUNTERS.staged.add(1);
+        return body;
+    }
+    let body = Body::from_copy(bytes, geometry, device)?.freeze();
+    remember(hub, &body, id);
+    Ok(body)
+}
+
+/// Another handle of a block, if it is still what it was made as.
+fn again(using: &Arc<Use>, id: CopyId, geometry: Geometry, device: Device) -> Result<Option<Body>> {
+    let token = using.token_of_copy(id);
+    let Some(token) = token.filter(|_| using.place.device() == device) else {
+        return Ok(None);
+    };
+    let stream = Stream::for_device(device)?;
+    using.gather_shared(&stream)?;
+    using.works_on(&stream);
+    Ok(Some(Body {
+        using: using.clone(),
+        token: Token::Shared(token),
+        geometry,
+        stream,
+    }))
+}
+
+fn remember(hub: &Hub, body: &Body, id: CopyId) {
+    if let Token::Shared(token) = &body.token {
+        let token = Arc::downgrade(token);
+        body.using.set_source(Source { id, token });
+        let mut copies = hub.copies.lock();
+        // Now and then, those of tensors that are gone.
+        if copies.len().is_power_of_two() {
+            copies.retain(|_, using| using.strong_count() > 0);
+        }
+        copies.insert(id, Arc::downgrade(&body.using));
+    }
+}
+
+impl Source {
+    /// The token of the block, if it is the copy of that name.
+    pub(crate) fn token(&self, id: CopyId) -> Option<Arc<SharedTensor<u64>>> {
+        (self.id == id).then(|| self.token.upgrade()).flatten()
+    }
+
+    /// The block has another token.
+    pub(crate) fn set_token(&mut self, token: &Arc<SharedTensor<u64>>) {
+        self.token = Arc::downgrade(token);
+    }
+}
+
+/// Which memory, block and turn of it a copy was fetched of.
+type Fetched = ([u64; 2], u32, u64);
+
+/// What was fetched for the message that this thread reads. Not for longer: the message holds what the copies are of, and
+/// nobody can have written it meanwhile.
+#[derive(Debug, Default)]
+struct Fetches(HashMap<Fetched, Weak<Use>>);
+
+/// A shared tensor whose storage has to be fetched from its origin, or was for another view in the same message.
+pub(crate) fn fetch_shared(
+    fetched: Fetched,
+    geometry: Geometry,
+    device: Device,
+    fetch: impl FnOnce() -> Result<Vec<u8>>,
+) -> Result<Body> {
+    // Found by this alone, and in this message alone.
+    let id = fetched.0;
+    let known =
+        while_reading(|fetches: &mut Fetches| fetches.0.get(&fetched).and_then(Weak::upgrade));
+    if let Some(body) = known
+        .flatten()
+        .and_then(|using| again(&using, id, geometry, device).transpose())
+    {
+        COUNTERS.received.add(1);
+        COUNTERS.staged.add(1);
+        return body;
+    }
+    let body = Body::from_copy(&fetch()?, geometry, device)?.freeze();
+    if let Token::Shared(token) = &body.token {
+        let token = Arc::downgrade(token);
+        body.using.set_source(Source { id, token });
+    }
+    while_reading(|fetches: &mut Fetches| {
+        fetches.0.insert(fetched, Arc::downgrade(&body.using));
+    });
+    Ok(body)
+}
