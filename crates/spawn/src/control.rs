@@ -176,7 +176,8 @@ pub(crate) fn listen(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> Heard {
     buffer.resize(FRAME, 0);
     loop {
         match rustix::net::recv(socket, buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
-            Err(Errno::INTR) => {}
+            // Told once where the other side closed its end with a packet unread; what it had said comes after that.
+            Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(Errno::AGAIN) => return Heard::Silence,
             Ok((0, _)) | Err(_) => return Heard::End,
             Ok((length, _)) => {
@@ -228,6 +229,20 @@ mod tests {
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Noise));
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Silence));
         drop(theirs);
+        assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::End));
+    }
+
+    #[test]
+    fn the_last_word_of_one_that_did_not_read_is_heard() {
+        let (ours, theirs) = pair().unwrap();
+        send(ours.as_fd(), b"unread", &[]).unwrap();
+        tell(theirs.as_fd(), &Frame::Arrived).unwrap();
+        drop(theirs);
+        let mut buffer = Vec::new();
+        assert!(matches!(
+            listen(ours.as_fd(), &mut buffer),
+            Heard::Frame(Frame::Arrived)
+        ));
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::End));
     }
 }
