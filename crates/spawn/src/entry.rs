@@ -68,6 +68,11 @@ const NOT_IN_A_TEST: &str = "`init()` was called on another thread than that of 
                              harness, where each worker would run the other tests: make `init_in_test!()` (of \
                              `tensormp` or `spawn`) the first line of the test";
 
+/// What to do where that is forgotten in one test of several.
+const FORGOTTEN: &str = "`init_in_test!()` (of `tensormp` or `spawn`) is not the first line of this test. It is that of \
+                         another one here, so a worker would come to `init` by way of that, but this test would fail \
+                         when it is run alone: add the line";
+
 /// How deep this process is; unset in the program itself.
 static DEPTH: OnceLock<u32> = OnceLock::new();
 
@@ -138,6 +143,9 @@ pub(crate) fn depth_of_a_child(foreign: bool) -> Result<u32> {
              that it is one: make `init()` the first line of `main`, or `init_in_test!()` that of a test"
         };
         return Err(Error::new(ErrorKind::NotInitialized, message));
+    }
+    if !foreign && testing::is_forgotten() {
+        return Err(Error::new(ErrorKind::NotInitialized, FORGOTTEN));
     }
     let depth = DEPTH.get().copied().unwrap_or(0);
     if depth >= DEEPEST {
@@ -266,6 +274,7 @@ fn run(hello: &Hello, plain: &[u8], control: &'static OwnedFd) -> i32 {
     };
     let trampoline = READY.wait();
     panic::enter_function();
+    testing::is_no_test();
     trampoline(&call)
 }
 

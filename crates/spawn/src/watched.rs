@@ -189,3 +189,81 @@ impl Drop for Firsthand {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::control;
+    use crate::error::ErrorKind;
+    use crate::frame::Frame;
+    use crate::launch::{Arguments, Launched, Plan};
+    use crate::process::Process;
+    use crate::run::Options;
+    use crate::setup::Setup;
+    use crate::start::Start;
+    use crate::story::Story;
+    use crate::trampoline::{Target, target_by_name};
+
+    fn target<F: Fn(usize, ()) + Copy + Send + 'static>(_: F) -> Target {
+        target_by_name::<F, (), ()>()
+    }
+
+    /// How a process is told that was gone, and reaped by the system, before it could be looked at, and that had said this.
+    fn end_of_one_without_a_descriptor(said: &[Frame]) -> crate::Result<()> {
+        let desk = Desk::open(std::process::id()).unwrap();
+        let story = Arc::new(Story::new(7));
+        let start = Start {
+            plans: vec![Plan {
+                target: target(|_, ()| ()),
+                name: "gone".to_owned(),
+                rank: 0,
+                context: story.id,
+                depth: 1,
+                arguments: Arguments::Plain(Vec::new()),
+                outcome: [0; 2],
+                stdin: None,
+                setup: Setup::new(Process::named("gone"), "f", &[]).unwrap(),
+            }],
+            shared: Vec::new(),
+            options: Options::default(),
+            story: Arc::clone(&story),
+        };
+        let (ours, theirs) = control::pair().unwrap();
+        for frame in said {
+            control::tell(theirs.as_fd(), frame).unwrap();
+        }
+        drop(theirs);
+        let mut enrolled = start.enrol(vec![Launched {
+            pid: i32::MAX as u32,
+            pidfd: None,
+            control: ours,
+        }]);
+        // Whoever starts it has to ring: no news of it will come.
+        assert!(!enrolled.watch(&desk.epoll));
+        let mut watched = Watched::default();
+        watched.supervise(enrolled, &desk);
+        watched.tick();
+        assert!(watched.runs.is_empty(), "it is watched for ever");
+        story.end().expect("an end")
+    }
+
+    #[test]
+    fn a_process_without_a_descriptor_has_ended_and_is_told_by_what_it_said() {
+        let returned = Frame::Returned {
+            plain: Some(Vec::new()),
+        };
+        end_of_one_without_a_descriptor(&[Frame::Arrived, returned]).unwrap();
+        let error = end_of_one_without_a_descriptor(&[Frame::Arrived]).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::ProcessExited { .. }),
+            "{error:?}"
+        );
+        let error = end_of_one_without_a_descriptor(&[]).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::NeverStarted { .. }),
+            "{error:?}"
+        );
+    }
+}
