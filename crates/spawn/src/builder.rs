@@ -11,6 +11,7 @@ use crate::context::SpawnContext;
 use crate::error::Result;
 use crate::group::Group;
 use crate::method::StartMethod;
+use crate::one::OneProcess;
 use crate::outcome::Outcome;
 use crate::process::{Output, Process, Stdin};
 use crate::run::Options;
@@ -190,6 +191,38 @@ impl Builder {
         self
     }
 
+    /// Keeps a failure among these processes and whoever joins them; see [`Group::apart`].
+    pub fn apart(mut self) -> Self {
+        self.options.apart = true;
+        self
+    }
+
+    /// Starts one process without a rank, as the function [`spawn_one`](crate::spawn_one) does.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn length(text: String) -> Result<usize, std::io::Error> { Ok(text.len()) }
+    /// # fn main() -> spawn::Result<()> {
+    /// # spawn::init();
+    /// let builder = spawn::builder().name("measure").grace(Duration::from_secs(1)).apart();
+    /// let mut process = builder.spawn_one(length, "four".to_string())?;
+    /// assert_eq!(*process.join()?, 4);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`spawn_one`](crate::spawn_one).
+    pub fn spawn_one<F, A, R>(self, f: F, args: A) -> Result<OneProcess<R::Value>>
+    where
+        F: Fn(A) -> R + Copy + Send + 'static,
+        A: Serialize + DeserializeOwned,
+        R: Outcome,
+    {
+        OneProcess::start(self.process, self.options, f, args)
+    }
+
     /// Starts the processes, as the function [`spawn`] does.
     ///
     /// # Errors
@@ -201,10 +234,7 @@ impl Builder {
         A: Serialize + DeserializeOwned,
         R: Outcome,
     {
-        let mut group = Group::new()
-            .grace(self.options.grace)
-            .hello_deadline(self.options.hello_deadline)
-            .start_method(self.options.method);
+        let mut group = Group::with(self.options);
         group.add_replicas(self.process, f, args, n)?;
         group.start()
     }

@@ -9,9 +9,9 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
-    recvmsg, sendmsg, socketpair,
+    recvmsg, sendmsg, socketpair, sockopt,
 };
-use rustix::process::Pid;
+use rustix::process::{Pid, getpid};
 
 use crate::frame::{FRAME, Frame};
 use crate::link::apart;
@@ -39,6 +39,8 @@ pub(crate) enum Heard {
     Silence,
     /// Nothing ever again.
     End,
+    /// The descriptor is not that of the socket any more: something in this program closed it.
+    Lost,
 }
 
 /// A connected pair: the parent's end, the child's end. Both close on exec; the launcher puts the child's on its stdin.
@@ -171,14 +173,23 @@ pub(crate) fn sender(socket: BorrowedFd<'_>) -> Option<Pid> {
     })
 }
 
+/// Whether the descriptor is one of a pair that this process made, as far as can be told: its number may be somebody
+/// else's by now.
+pub(crate) fn is_one_of_a_pair(socket: BorrowedFd<'_>) -> bool {
+    sockopt::socket_type(socket) == Ok(SocketType::SEQPACKET)
+        && sockopt::socket_peercred(socket).is_ok_and(|peer| peer.pid == getpid())
+}
+
 /// Looks for the next frame without waiting.
 pub(crate) fn listen(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> Heard {
     buffer.resize(FRAME, 0);
     loop {
         match rustix::net::recv(socket, buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
-            Err(Errno::INTR) => {}
+            // Told once where the other side closed its end with a packet unread; what it had said comes after that.
+            Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(Errno::AGAIN) => return Heard::Silence,
-            Ok((0, _)) | Err(_) => return Heard::End,
+            Ok((0, _)) => return Heard::End,
+            Err(_) => return Heard::Lost,
             Ok((length, _)) => {
                 return Frame::decode(&buffer[..length]).map_or(Heard::Noise, Heard::Frame);
             }
@@ -228,6 +239,20 @@ mod tests {
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Noise));
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::Silence));
         drop(theirs);
+        assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::End));
+    }
+
+    #[test]
+    fn the_last_word_of_one_that_did_not_read_is_heard() {
+        let (ours, theirs) = pair().unwrap();
+        send(ours.as_fd(), b"unread", &[]).unwrap();
+        tell(theirs.as_fd(), &Frame::Arrived).unwrap();
+        drop(theirs);
+        let mut buffer = Vec::new();
+        assert!(matches!(
+            listen(ours.as_fd(), &mut buffer),
+            Heard::Frame(Frame::Arrived)
+        ));
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::End));
     }
 }

@@ -290,49 +290,50 @@ fn desk() -> Result<Arc<Desk>> {
     {
         return Ok(Arc::clone(desk));
     }
-    let failed = |what: &str, source: std::io::Error| {
-        Error::caused(
-            ErrorKind::Launch,
-            format!(
-                "the thread that starts processes needs {what}{}",
-                advice(&source)
-            ),
-            source,
-        )
-    };
-    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .and_then(apart)
-        .map_err(|errno| failed("an event descriptor", errno.into()))?;
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-        .and_then(apart)
-        .map_err(|errno| failed("an epoll", errno.into()))?;
-    epoll::add(
-        &epoll,
-        &bell,
-        epoll::EventData::new_u64(BELL),
-        epoll::EventFlags::IN,
-    )
-    .map_err(|errno| failed("an epoll", errno.into()))?;
-    let desk = Arc::new(Desk {
-        pid,
-        orders: Mutex::default(),
-        bell: Mutex::new(bell),
-        epoll,
-        watched: Mutex::default(),
-        open: AtomicBool::new(true),
-    });
+    let desk = Arc::new(Desk::open(pid)?);
     let supervisor = Supervisor::new(Arc::clone(&desk));
     thread::Builder::new()
         .name("supervisor".to_owned())
         .spawn(move || supervisor.serve())
-        .map_err(|error| failed("a thread", error))?;
+        .map_err(|error| missing("a thread", error))?;
     // The one before, if there is one, is never dropped: it was given up because its descriptors were closed behind our
     // back, or is that of the process that this one was forked from. Their numbers may be somebody else's by now.
     std::mem::forget(current.replace(Arc::clone(&desk)));
     Ok(desk)
 }
 
+fn missing(what: &str, source: std::io::Error) -> Error {
+    let advice = advice(&source);
+    let what = format!("the thread that starts processes needs {what}{advice}");
+    Error::caused(ErrorKind::Launch, what, source)
+}
+
 impl Desk {
+    /// A desk at which nobody sits yet.
+    pub(crate) fn open(pid: u32) -> Result<Desk> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .and_then(apart)
+            .map_err(|errno| missing("an event descriptor", errno.into()))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .and_then(apart)
+            .map_err(|errno| missing("an epoll", errno.into()))?;
+        epoll::add(
+            &epoll,
+            &bell,
+            epoll::EventData::new_u64(BELL),
+            epoll::EventFlags::IN,
+        )
+        .map_err(|errno| missing("an epoll", errno.into()))?;
+        Ok(Desk {
+            pid,
+            orders: Mutex::default(),
+            bell: Mutex::new(bell),
+            epoll,
+            watched: Mutex::default(),
+            open: AtomicBool::new(true),
+        })
+    }
+
     fn order(&self, order: Order) {
         self.orders.lock().list.push(order);
         self.urge();

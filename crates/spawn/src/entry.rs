@@ -50,6 +50,9 @@ static CONTROL: OnceLock<&'static OwnedFd> = OnceLock::new();
 /// Which participant started a worker, and the number of the context there that it belongs to.
 static SUPERVISOR: OnceLock<(link::Member, u32)> = OnceLock::new();
 
+/// A worker's function, once the process is what the greeting says.
+static READY: OnceLock<Trampoline> = OnceLock::new();
+
 /// A worker's name.
 static NAME: OnceLock<String> = OnceLock::new();
 /// What a parent says to a child that shall outlive it.
@@ -64,6 +67,11 @@ static ASTRAY: AtomicBool = AtomicBool::new(false);
 const NOT_IN_A_TEST: &str = "`init()` was called on another thread than that of `main`, as in a test of the standard \
                              harness, where each worker would run the other tests: make `init_in_test!()` (of \
                              `tensormp` or `spawn`) the first line of the test";
+
+/// What to do where that is forgotten in one test of several.
+const FORGOTTEN: &str = "`init_in_test!()` (of `tensormp` or `spawn`) is not the first line of this test. It is that of \
+                         another one here, so a worker would come to `init` by way of that, but this test would fail \
+                         when it is run alone: add the line";
 
 /// How deep this process is; unset in the program itself.
 static DEPTH: OnceLock<u32> = OnceLock::new();
@@ -123,9 +131,9 @@ pub(crate) fn enter(doors: &[Door]) {
 /// Checks that a child of this process would know what it is, and gives the depth that it would have. A child that is
 /// another executable knows by itself, unless this process is one that did not.
 pub(crate) fn depth_of_a_child(foreign: bool) -> Result<u32> {
-    let marked = std::env::var_os(MARKER).is_some();
-    if !INITIALIZED.load(Ordering::Relaxed) && (marked || !foreign) {
-        let message = if marked {
+    let marked = || std::env::var_os(MARKER).is_some();
+    if !INITIALIZED.load(Ordering::Relaxed) && (!foreign || marked()) {
+        let message = if marked() {
             "this process was started as a worker and has not called `init` yet, so what it spawns would spawn again \
              without end: make `init()` the first line of `main`"
         } else if ASTRAY.load(Ordering::Relaxed) {
@@ -135,6 +143,9 @@ pub(crate) fn depth_of_a_child(foreign: bool) -> Result<u32> {
              that it is one: make `init()` the first line of `main`, or `init_in_test!()` that of a test"
         };
         return Err(Error::new(ErrorKind::NotInitialized, message));
+    }
+    if !foreign && testing::is_forgotten() {
+        return Err(Error::new(ErrorKind::NotInitialized, FORGOTTEN));
     }
     let depth = DEPTH.get().copied().unwrap_or(0);
     if depth >= DEEPEST {
@@ -217,7 +228,7 @@ fn serve(doors: &[Door]) -> ! {
 }
 
 /// Runs the function on a thread of its own, which ends the process, and watches the parent meanwhile.
-fn work(greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> ! {
+fn work(mut greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> ! {
     let name = greeting.hello.name();
     let _ = CONTROL.set(control);
     let _ = NAME.set(name.clone());
@@ -229,43 +240,42 @@ fn work(greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> ! {
     if let Err(reason) = greeting.orders.follow() {
         refuse(control, reason);
     }
-    let doors = doors.to_vec();
+    let hello = greeting.hello;
+    let plain = std::mem::take(&mut greeting.plain);
     let started = thread::Builder::new()
         .name(name)
         .stack_size(STACK)
         .spawn(move || {
             // A panic of ours, not of the function, must not leave the process waiting for its parent.
-            let code = catch_unwind(AssertUnwindSafe(|| run(greeting, &doors, control)));
+            let code = catch_unwind(AssertUnwindSafe(|| run(&hello, &plain, control)));
             // Runs the exit handlers, and before them drops this thread's own variables.
             std::process::exit(code.unwrap_or(REFUSED))
         });
-    match started {
-        Ok(_) => watch(control),
-        Err(error) => refuse(
-            control,
-            format!(
-                "the thread for its function could not be started{}: {error}",
-                advice(&error)
-            ),
-        ),
+    if let Err(error) = started {
+        let advice = advice(&error);
+        let reason = format!("the thread for its function could not be started{advice}: {error}");
+        refuse(control, reason);
     }
+    // While the thread comes up, which takes longer than this.
+    match catch_unwind(AssertUnwindSafe(|| prepare(greeting, doors, control))) {
+        Ok(Ok(trampoline)) => drop(READY.set(trampoline)),
+        Ok(Err(reason)) => refuse(control, reason),
+        Err(_) => std::process::exit(REFUSED),
+    }
+    watch(control)
 }
 
-/// Gives the exit code.
-fn run(mut greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> i32 {
-    let (hello, plain) = (greeting.hello, std::mem::take(&mut greeting.plain));
+/// Runs the function once all is ready for it. Gives the exit code.
+fn run(hello: &Hello, plain: &[u8], control: &'static OwnedFd) -> i32 {
     let call = Call {
-        hello: &hello,
-        plain: &plain,
+        hello,
+        plain,
         control: control.as_fd(),
     };
-    match prepare(greeting, doors, control) {
-        Ok(trampoline) => {
-            panic::enter_function();
-            trampoline(&call)
-        }
-        Err(reason) => call.refuse(reason),
-    }
+    let trampoline = READY.wait();
+    panic::enter_function();
+    testing::is_no_test();
+    trampoline(&call)
 }
 
 /// Tells the parent why this process does not run its function, and ends it.

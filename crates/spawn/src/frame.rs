@@ -26,6 +26,8 @@ pub(crate) enum Frame {
     /// A thread panics; it may still be caught. Sent before anything unwinds, so it is heard before what the unwinding
     /// does to others.
     Panicking(Panicking),
+    /// The hooks have run for the panic that was told with that time, and it goes on.
+    HooksRan { at: u64 },
     /// The panic that was told last was caught, and the process goes on.
     Caught,
     /// It does as told: it no longer ends when its parent does, if the system let it.

@@ -67,9 +67,13 @@ pub struct Group<R> {
 impl<R: 'static> Group<R> {
     /// An empty group.
     pub fn new() -> Group<R> {
+        Group::with(Options::default())
+    }
+
+    pub(crate) fn with(options: Options) -> Group<R> {
         Group {
             members: Vec::new(),
-            options: Options::default(),
+            options,
         }
     }
 

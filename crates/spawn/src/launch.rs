@@ -227,6 +227,12 @@ pub(crate) fn advice(error: &std::io::Error) -> &'static str {
             " (this user, or this container, has as many processes and threads as it may: see `ulimit -u` and the \
              `pids.max` of its cgroup)"
         }
+        Some(Errno::MFILE) => {
+            " (this process has as many files open as it may: close some, or raise `ulimit -n`)"
+        }
+        Some(Errno::NFILE) => {
+            " (all programs together have as many files open as they may: see /proc/sys/fs/file-max)"
+        }
         Some(Errno::TOOBIG) => " (the environment is larger than the system hands to a program)",
         _ => "",
     }
@@ -246,9 +252,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_of_processes_and_a_huge_environment_are_told_with_what_to_do() {
+    fn limits_and_a_huge_environment_are_told_with_what_to_do() {
         let said = |errno: Errno| advice(&errno.into());
         assert!(said(Errno::AGAIN).contains("ulimit -u"));
+        assert!(said(Errno::MFILE).contains("ulimit -n"));
+        assert!(said(Errno::NFILE).contains("file-max"));
         assert!(said(Errno::TOOBIG).contains("environment"));
         assert_eq!(said(Errno::NOENT), "");
     }

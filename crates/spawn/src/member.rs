@@ -10,13 +10,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::control::{self, Heard};
 use crate::death::{self, OomKills, Seen};
 use crate::entry::DETACH;
-use crate::error::{ErrorKind, Exit, Worker, last_lines};
+use crate::error::{ErrorKind, Exit, Worker};
 use crate::failure::Failure;
 use crate::frame::{Frame, Panicking};
 use crate::launch::{Arguments, Launched, Plan};
 use crate::link;
 use crate::tail::Tail;
-use crate::worker::UNHEARD;
 
 /// How long a process may take to leave once its result is home: exit handlers may write profiles.
 const LEAVING: Duration = Duration::from_secs(30);
@@ -49,6 +48,10 @@ pub(crate) struct Member {
     arrived: bool,
     word: Word,
     panicking: Option<Panicking>,
+    /// The program's own panic hooks have not let go of that panic yet.
+    in_hook: bool,
+    /// Something in this program closed the descriptor by which it was heard.
+    deaf: bool,
     /// It said something after which it leaves by itself.
     leaving: bool,
     /// We sent it a signal that ends it.
@@ -89,6 +92,8 @@ impl Member {
             arrived: false,
             word: Word::None,
             panicking: None,
+            in_hook: false,
+            deaf: false,
             leaving: false,
             signalled: false,
             exit: None,
@@ -193,9 +198,24 @@ impl Member {
                     }
                     return;
                 }
+                Heard::Lost => {
+                    self.go_deaf();
+                    if alive {
+                        self.deadline = Instant::now().checked_add(SEVERED);
+                    }
+                    return;
+                }
             };
             failures.extend(self.take(frame));
         }
+    }
+
+    /// Nothing more can be heard of it, for a reason that lies in this program.
+    fn go_deaf(&mut self) {
+        tracing::warn!(worker = %self.worker, "something in this program closed the control socket of this process");
+        self.deaf = true;
+        // Not ours to close any more: it may be somebody else's by now.
+        std::mem::forget(self.control.take());
     }
 
     fn take(&mut self, frame: Frame) -> Option<Failure> {
@@ -216,10 +236,16 @@ impl Member {
             }
             Frame::Panicking(panic) => {
                 self.panicking = Some(panic);
+                self.in_hook = true;
+                return None;
+            }
+            Frame::HooksRan { at } => {
+                self.in_hook &= self.panicking.as_ref().is_none_or(|panic| panic.at != at);
                 return None;
             }
             Frame::Caught => {
                 self.panicking = None;
+                self.in_hook = false;
                 return None;
             }
             Frame::Detached { disarmed } => {
@@ -281,6 +307,12 @@ impl Member {
     /// The process is gone. A failure, unless it had said its last word or we made it end.
     fn end(&mut self, exit: Exit, oom_before: &OomKills) -> Option<Failure> {
         self.exit = Some(exit.clone());
+        // It said nothing at all, or that went to whoever has the number now.
+        let silent = !self.arrived && self.word == Word::None;
+        let is_other = |control: &Arc<OwnedFd>| !control::is_one_of_a_pair(control.as_fd());
+        if silent && self.control.as_ref().is_some_and(is_other) {
+            self.go_deaf();
+        }
         // Before that is told: whoever joined finds no descriptor of it any more.
         self.pidfd = None;
         self.control = None;
@@ -297,74 +329,6 @@ impl Member {
             0,
             self.cause_of(exit, || OomKills::read().grown_since(oom_before)),
         ))
-    }
-
-    fn cause_of(&self, exit: Exit, oom_kill: impl FnOnce() -> Option<String>) -> ErrorKind {
-        let worker = self.worker.clone();
-        let stderr_tail = self.tail.as_ref().and_then(|tail| tail.text());
-        if !self.arrived {
-            let said = stderr_tail.map_or(String::new(), |tail| {
-                format!("; its stderr ended with: {}", last_lines(&tail))
-            });
-            let advice = match &exit {
-                Exit::Code(_) => ": make `init()` the first line of `main`".to_owned(),
-                Exit::Signal { number, .. } if *number == Signal::KILL.as_raw() => oom_kill()
-                    .map_or(String::new(), |counter| {
-                        format!(", likely for want of memory ({counter})")
-                    }),
-                Exit::Signal { .. } | Exit::Unknown => String::new(),
-            };
-            return ErrorKind::NeverStarted {
-                worker,
-                reason: format!("it {exit} before it reached `init`{advice}{said}"),
-            };
-        }
-        if exit == Exit::Code(UNHEARD) && self.word == Word::None {
-            return ErrorKind::LostContact {
-                worker,
-                reason: "its function ended, but it could not say how: its control socket is closed (did something in \
-                         it close all descriptors?)"
-                    .to_owned(),
-            };
-        }
-        let record = self.arena.map(link::record_of).unwrap_or_default();
-        let signal = match &exit {
-            Exit::Signal { number, .. } => *number,
-            _ => 0,
-        };
-        let aborted = signal == Signal::ABORT.as_raw();
-        // "panic = abort", a panic while another one unwound, or a panic where none may leave: the process could not
-        // report it, but had said that nothing catches it. Of any other nobody knows whether it has to do with the end.
-        if let Some(panic) = &self.panicking
-            && aborted
-            && panic.is_final
-        {
-            return ErrorKind::ProcessPanicked {
-                worker,
-                message: panic.message.clone(),
-                location: panic.location.clone(),
-                backtrace: panic.backtrace.clone(),
-            };
-        }
-        let last_panic = self.panicking.as_ref().map(|panic| match &panic.location {
-            Some(location) => format!("{location}: {}", panic.message),
-            None => panic.message.clone(),
-        });
-        if signal == Signal::INT.as_raw() {
-            return ErrorKind::Interrupted {
-                worker: Some(worker),
-            };
-        }
-        let likely_out_of_memory = (signal == Signal::KILL.as_raw()).then(oom_kill).flatten();
-        ErrorKind::ProcessExited {
-            worker,
-            exit,
-            after_result: self.word == Word::Returned,
-            likely_out_of_memory,
-            last_task: record.task,
-            last_panic: last_panic.or(record.panic).filter(|_| aborted),
-            stderr_tail,
-        }
     }
 
     /// What it returned, once, if that did not go to its letterbox.
@@ -463,5 +427,6 @@ impl Member {
     }
 }
 
+mod cause;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result, Worker};
 use crate::group::Group;
 use crate::outcome::Outcome;
 use crate::process::{Process, short_name};
+use crate::run::Options;
 
 /// Runs `f(args)` in one new process.
 ///
@@ -27,9 +28,11 @@ use crate::process::{Process, short_name};
 /// }
 /// ```
 ///
+/// With options (grace, deadline, start method, a failure kept apart): [`Builder::spawn_one`](crate::Builder::spawn_one).
+///
 /// # Errors
 ///
-/// As for [`spawn`](crate::spawn).
+/// As for [`spawn`](crate::spawn); also where the process is to be another executable, whose functions have ranks.
 pub fn spawn_one<F, A, R>(
     process: impl Into<Process>,
     f: F,
@@ -40,27 +43,42 @@ where
     A: Serialize + DeserializeOwned,
     R: Outcome,
 {
-    let mut process = process.into();
-    if process.executable.is_some() {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            "another executable knows functions with a rank only: use `Group` or `builder` with `executable`",
-        ));
-    }
-    process
-        .name
-        .get_or_insert_with(|| short_name(std::any::type_name::<F>()));
-    let mut group = Group::new();
-    group.add(process, move |_rank: usize, args: A| f(args), args)?;
-    Ok(OneProcess {
-        context: group.start()?,
-    })
+    OneProcess::start(process.into(), Options::default(), f, args)
 }
 
-/// One process that was started by [`spawn_one`]. Dropping it stops the process.
+/// One process that was started by [`spawn_one`] or [`Builder::spawn_one`](crate::Builder::spawn_one). Dropping it stops the process.
 #[must_use = "dropping it stops the process; keep it and call `join`"]
 pub struct OneProcess<R> {
     context: SpawnContext<R>,
+}
+
+impl<R: 'static> OneProcess<R> {
+    pub(crate) fn start<F, A, O>(
+        mut process: Process,
+        options: Options,
+        f: F,
+        args: A,
+    ) -> Result<OneProcess<R>>
+    where
+        F: Fn(A) -> O + Copy + Send + 'static,
+        A: Serialize + DeserializeOwned,
+        O: Outcome<Value = R>,
+    {
+        if process.executable.is_some() {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                "another executable knows functions with a rank only: use `Group` or `builder` with `executable`",
+            ));
+        }
+        process
+            .name
+            .get_or_insert_with(|| short_name(std::any::type_name::<F>()));
+        let mut group = Group::with(options);
+        group.add(process, move |_rank: usize, args: A| f(args), args)?;
+        Ok(OneProcess {
+            context: group.start()?,
+        })
+    }
 }
 
 impl<R> OneProcess<R> {

@@ -55,8 +55,12 @@ const WORDS: u32 = 16;
 pub(crate) fn install_hook(control: BorrowedFd<'static>) {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        note(info, control);
+        let told = note(info, control);
+        // One of the program may end the process, and then this is its panic that did.
         previous(info);
+        if let Some(at) = told {
+            let _ = control::tell(control, &Frame::HooksRan { at });
+        }
     }));
 }
 
@@ -65,7 +69,8 @@ pub(crate) fn enter_function() {
     IN_FUNCTION.set(true);
 }
 
-fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
+/// Gives the time that it was told with, if it was.
+fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) -> Option<u64> {
     static TOLD: AtomicU32 = AtomicU32::new(0);
 
     let at = monotonic_nanos();
@@ -134,6 +139,7 @@ fn note(info: &PanicHookInfo<'_>, control: BorrowedFd<'_>) {
     let _ = BEFORE.try_with(|before| before.try_borrow_mut().map(|mut before| *before = last));
     // A panic inside a destructor of thread-locals has no place to be noted any more; the recorder has it.
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some(noted)));
+    telling.then_some(at)
 }
 
 /// The panic whose payload was caught in this thread.

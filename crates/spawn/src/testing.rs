@@ -4,11 +4,19 @@
 //! the first line of the test is the worker's `init`, and the rest of the test does not happen in it. The harness prints
 //! before it comes to the test, so such a worker gets its stdout only then.
 
+use std::backtrace::Backtrace;
+use std::cell::Cell;
 use std::sync::OnceLock;
+use std::thread;
 
 use crate::entry;
 
 static ARGUMENTS: OnceLock<Vec<String>> = OnceLock::new();
+
+thread_local! {
+    /// A test of this thread has said that it spawns, or this thread is no test's.
+    static KNOWN: Cell<bool> = const { Cell::new(false) };
+}
 
 /// The arguments by which this executable reaches `init` again; none where `main` calls it.
 pub(crate) fn arguments() -> &'static [String] {
@@ -37,7 +45,33 @@ pub fn init_in(inside: &str) {
             "--test-threads=1".to_owned(),
         ]);
     }
+    KNOWN.set(true);
     entry::enter(&[]);
+}
+
+/// The current thread is that of a worker's function.
+pub(crate) fn is_no_test() {
+    KNOWN.set(true);
+}
+
+/// Whether the current thread runs a test that has not said that it spawns. Where another test has, its workers would
+/// come to `init` by way of that one, and not any more when the test is run alone.
+pub(crate) fn is_forgotten() -> bool {
+    if ARGUMENTS.get().is_none() || KNOWN.get() {
+        return false;
+    }
+    // The harness names the threads of tests. One that has no name is none of them; nor is the main thread, unless tests
+    // run one at a time, and then this cannot be told.
+    let is_named = thread::current().name().is_some_and(|name| name != "main");
+    // Once for each thread: to look takes milliseconds.
+    KNOWN.set(true);
+    let forgotten = is_named && is_below_the_harness(&Backtrace::force_capture().to_string());
+    KNOWN.set(!forgotten);
+    forgotten
+}
+
+fn is_below_the_harness(stack: &str) -> bool {
+    stack.contains("test::run_test")
 }
 
 /// The name of a test as the harness knows it: the path of its function without the crate.

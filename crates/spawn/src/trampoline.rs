@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use serde::Serialize;
@@ -48,7 +49,7 @@ where
     A: Serialize + DeserializeOwned,
     R: Outcome,
 {
-    let _checked = of::<F, A, R>();
+    let _trampoline = of::<F, A, R>();
     Target {
         offset: 0,
         signature: Signature::of::<F, A, R>(),
@@ -63,13 +64,8 @@ where
     A: Serialize + DeserializeOwned,
     R: Outcome,
 {
-    const {
-        assert!(
-            size_of::<F>() == 0,
-            "spawn takes a function item or a closure that captures nothing: another process does not have what was \
-             captured, nor what a function pointer points to. Pass the values as arguments instead"
-        );
-    }
+    // The compiler tells of what it refuses once, however often this is asked for.
+    let _sizeless = Sizeless::<F>::spawned();
     trampoline::<F, A, R>
 }
 
@@ -78,13 +74,7 @@ pub(crate) fn preload_target<F>(image: &Image) -> Result<Target, String>
 where
     F: Fn() + Copy + Send + 'static,
 {
-    const {
-        assert!(
-            size_of::<F>() == 0,
-            "preload takes a function item or a closure that captures nothing: the fork server does not have what was \
-             captured, nor what a function pointer points to"
-        );
-    }
+    let _sizeless = Sizeless::<F>::preloaded();
     let name = std::any::type_name::<F>();
     place(
         image,
@@ -152,7 +142,7 @@ where
             std::any::type_name::<F>()
         ));
     }
-    worker::run(call, conjure::<F>())
+    worker::run(call, Sizeless::<F>::spawned().value())
 }
 
 /// Calls `F`, which is to prepare a fork server.
@@ -161,21 +151,49 @@ where
     F: Fn() + Copy + Send + 'static,
 {
     if call.hello.signature == Signature::of::<F, (), ()>() {
-        conjure::<F>()();
+        Sizeless::<F>::preloaded().value()();
     }
     0
 }
 
-/// The one value of a type without size.
+/// Proof that a type has no size, so that its one value can be had from nothing.
 ///
 /// What this cannot see is a captured value that has no size itself, such as a token that proves something: the child
 /// gets a copy of it without the proof. The crate's documentation says so.
-fn conjure<F: Copy + 'static>() -> F {
-    const { assert!(size_of::<F>() == 0) };
-    // SAFETY: `F` has no bytes, so an aligned pointer that is not null is valid for reading it. The value may exist:
-    // the parent was given one, `F: Copy` allows any number of copies and has no destructor, and a function item or a
-    // closure without captures has just one value. Any other size is refused above when this is compiled.
-    unsafe { NonNull::<F>::dangling().read() }
+struct Sizeless<F>(PhantomData<F>);
+
+impl<F: Copy + 'static> Sizeless<F> {
+    /// For a function that is to be spawned. Others are refused here, when this is compiled.
+    fn spawned() -> Sizeless<F> {
+        const {
+            assert!(
+                size_of::<F>() == 0,
+                "spawn takes a function item or a closure that captures nothing: another process does not have what was \
+                 captured, nor what a function pointer points to. Pass the values as arguments instead"
+            );
+        }
+        Sizeless(PhantomData)
+    }
+
+    /// The same for a function that prepares a fork server.
+    fn preloaded() -> Sizeless<F> {
+        const {
+            assert!(
+                size_of::<F>() == 0,
+                "preload takes a function item or a closure that captures nothing: the fork server does not have what \
+                 was captured, nor what a function pointer points to"
+            );
+        }
+        Sizeless(PhantomData)
+    }
+
+    /// The one value of the type.
+    fn value(self) -> F {
+        // SAFETY: `F` has no bytes, or whoever made this proof was not compiled, so an aligned pointer that is not null
+        // is valid for reading it. The value may exist: the parent was given one, `F: Copy` allows any number of copies
+        // and has no destructor, and a function item or a closure without captures has just one value.
+        unsafe { NonNull::<F>::dangling().read() }
+    }
 }
 
 #[cfg(test)]

@@ -112,12 +112,15 @@ pub(crate) enum Waited {
 
 /// A wait for a context's only process by the thread that joins it. As long as it lasts, nothing that happens to the
 /// process wakes the supervisor, which only looks now and then, as at all processes, and minds the deadlines.
+///
+/// Only the end of the process ends the wait. Its last word comes just before that, and so does the end of its socket,
+/// which cannot be left out of what a poll of the socket tells: to be woken for them would take the processor from a
+/// process that has nothing left to do but to end. One that said its last word and does not end is noticed at the next
+/// slice.
 pub(crate) struct Firsthand {
     desk: Arc<Desk>,
     id: u32,
-    pidfd: Arc<OwnedFd>,
-    /// Until it has told of the last word: it would tell of it without end.
-    control: Option<Arc<OwnedFd>>,
+    only: Only,
 }
 
 impl Firsthand {
@@ -135,35 +138,20 @@ impl Firsthand {
         let _ = epoll::delete(&desk.epoll, &only.pidfd);
         let _ = epoll::delete(&desk.epoll, &only.control);
         drop(watched);
-        Some(Firsthand {
-            desk,
-            id,
-            pidfd: only.pidfd,
-            control: Some(only.control),
-        })
+        Some(Firsthand { desk, id, only })
     }
 
     /// Waits for news of the process, no longer than that, and writes down what they mean.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Waited {
         let timeout = until(Instant::now() + timeout);
-        let mut all = [
-            PollFd::new(&self.pidfd, PollFlags::IN),
-            match &self.control {
-                Some(control) => PollFd::new(control, PollFlags::RDHUP),
-                // Once more: at most it is seen twice.
-                None => PollFd::new(&self.pidfd, PollFlags::IN),
-            },
-        ];
-        match poll(&mut all, Some(&timeout)) {
-            Ok(0) => return Waited::TimedOut,
-            Ok(_) => {}
+        let mut end = [PollFd::new(&self.only.pidfd, PollFlags::IN)];
+        let ended = match poll(&mut end, Some(&timeout)) {
+            Ok(0) => false,
+            Ok(_) if end[0].revents().contains(PollFlags::NVAL) => return Waited::Blind,
+            Ok(_) => true,
             Err(Errno::INTR | Errno::AGAIN) => return Waited::Looked,
             Err(_) => return Waited::Blind,
-        }
-        let [end, word] = all.map(|descriptor| descriptor.revents());
-        if (end | word).contains(PollFlags::NVAL) {
-            return Waited::Blind;
-        }
+        };
         let mut watched = self.desk.watched.lock();
         watched.look(self.id, &HashSet::from([0]));
         let next = watched.runs.get(&self.id).and_then(Run::next_deadline);
@@ -179,13 +167,11 @@ impl Firsthand {
         if next.is_some_and(|at| !self.desk.orders.lock().is_seen_by(at)) {
             self.desk.urge();
         }
-        if !word.is_empty() {
-            self.control = None;
-        }
-        if end.is_empty() {
-            Waited::Looked
-        } else {
+        // It has ended and was not found to have.
+        if ended {
             Waited::Blind
+        } else {
+            Waited::TimedOut
         }
     }
 }
@@ -194,13 +180,90 @@ impl Drop for Firsthand {
     fn drop(&mut self) {
         // Ended, or handed back.
         if self.desk.watched.lock().runs.contains_key(&self.id) {
-            let control = self.control.as_ref().map(|control| control.as_fd());
             let _ = report(
                 &self.desk.epoll,
                 token(self.id, 0),
-                Some(self.pidfd.as_fd()),
-                control,
+                Some(self.only.pidfd.as_fd()),
+                Some(self.only.control.as_fd()),
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::control;
+    use crate::error::ErrorKind;
+    use crate::frame::Frame;
+    use crate::launch::{Arguments, Launched, Plan};
+    use crate::process::Process;
+    use crate::run::Options;
+    use crate::setup::Setup;
+    use crate::start::Start;
+    use crate::story::Story;
+    use crate::trampoline::{Target, target_by_name};
+
+    fn target<F: Fn(usize, ()) + Copy + Send + 'static>(_: F) -> Target {
+        target_by_name::<F, (), ()>()
+    }
+
+    /// How a process is told that was gone, and reaped by the system, before it could be looked at, and that had said this.
+    fn end_of_one_without_a_descriptor(said: &[Frame]) -> crate::Result<()> {
+        let desk = Desk::open(std::process::id()).unwrap();
+        let story = Arc::new(Story::new(7));
+        let start = Start {
+            plans: vec![Plan {
+                target: target(|_, ()| ()),
+                name: "gone".to_owned(),
+                rank: 0,
+                context: story.id,
+                depth: 1,
+                arguments: Arguments::Plain(Vec::new()),
+                outcome: [0; 2],
+                stdin: None,
+                setup: Setup::new(Process::named("gone"), "f", &[]).unwrap(),
+            }],
+            shared: Vec::new(),
+            options: Options::default(),
+            story: Arc::clone(&story),
+        };
+        let (ours, theirs) = control::pair().unwrap();
+        for frame in said {
+            control::tell(theirs.as_fd(), frame).unwrap();
+        }
+        drop(theirs);
+        let mut enrolled = start.enrol(vec![Launched {
+            pid: i32::MAX as u32,
+            pidfd: None,
+            control: ours,
+        }]);
+        // Whoever starts it has to ring: no news of it will come.
+        assert!(!enrolled.watch(&desk.epoll));
+        let mut watched = Watched::default();
+        watched.supervise(enrolled, &desk);
+        watched.tick();
+        assert!(watched.runs.is_empty(), "it is watched for ever");
+        story.end().expect("an end")
+    }
+
+    #[test]
+    fn a_process_without_a_descriptor_has_ended_and_is_told_by_what_it_said() {
+        let returned = Frame::Returned {
+            plain: Some(Vec::new()),
+        };
+        end_of_one_without_a_descriptor(&[Frame::Arrived, returned]).unwrap();
+        let error = end_of_one_without_a_descriptor(&[Frame::Arrived]).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::ProcessExited { .. }),
+            "{error:?}"
+        );
+        let error = end_of_one_without_a_descriptor(&[]).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::NeverStarted { .. }),
+            "{error:?}"
+        );
     }
 }

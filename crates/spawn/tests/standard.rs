@@ -34,6 +34,93 @@ fn a_worker_of_a_test_prints_only_what_its_function_prints() {
     context.join().unwrap();
 }
 
+/// This executable once more, with these words.
+fn again(words: &[&str]) -> (bool, String) {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(words).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    (output.status.success(), text + &complaints)
+}
+
+#[test]
+fn tests_that_run_one_at_a_time_may_spawn() {
+    // They run on the main thread then.
+    let others = ["--skip", "one_at_a_time", "--skip", "forgets_the_line"];
+    let (passed, text) = again(&[&others[..], &["--test-threads=1"]].concat());
+    assert!(passed && text.contains("4 passed"), "{text}");
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let command = command.args(others).env("RUST_TEST_THREADS", "1");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("4 passed"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_test_that_forgets_the_line_is_told_though_another_has_it() {
+    let (passed, text) = again(&["--ignored", "--test-threads=2", "forgetting::"]);
+    assert!(passed && text.contains("2 passed"), "{text}");
+}
+
+mod forgetting {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    static SAID: AtomicBool = AtomicBool::new(false);
+
+    #[test]
+    #[ignore = "a part of another test"]
+    fn one_has_the_line() {
+        spawn::init_in_test!();
+        assert_eq!(
+            spawn::spawn(super::double, 1, 1).unwrap().join().unwrap(),
+            [2]
+        );
+        // A thread of its own is no other test, with a name or without.
+        let named = std::thread::Builder::new().name("loader".to_owned());
+        let spawns = || {
+            spawn::spawn(super::double, 2, 1)
+                .unwrap()
+                .into_results()
+                .unwrap()
+        };
+        assert_eq!(named.spawn(spawns).unwrap().join().unwrap(), [4]);
+        SAID.store(true, Ordering::Release);
+    }
+
+    #[test]
+    #[ignore = "a part of another test"]
+    fn the_other_forgets_the_line() {
+        // Where tests run one at a time this is the thread of the test above.
+        if std::thread::current().name() == Some("main") {
+            return;
+        }
+        while !SAID.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        for _ in 0..2 {
+            let error = spawn::spawn(super::double, 1, 1).unwrap_err();
+            assert!(
+                matches!(error.kind(), spawn::ErrorKind::NotInitialized),
+                "{error}"
+            );
+            assert!(
+                error
+                    .to_string()
+                    .contains("not the first line of this test"),
+                "{error}"
+            );
+        }
+        spawn::init_in_test!();
+        assert_eq!(
+            spawn::spawn(super::double, 1, 1).unwrap().join().unwrap(),
+            [2]
+        );
+    }
+}
+
 mod inner {
     #[tokio::test]
     async fn an_async_test_in_a_module_may_spawn() {

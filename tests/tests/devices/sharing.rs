@@ -8,6 +8,7 @@ use crate::support::{all_is_well, machine};
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_tensor_that_was_sent_has_its_elements,
+    a_process_by_a_fork_server_works_on_the_device,
     what_a_consumer_writes_into_an_exclusive_tensor_comes_back,
     a_producer_may_drop_what_it_sent,
     a_shared_tensor_is_read_by_several_processes,
@@ -39,6 +40,39 @@ fn a_tensor_that_was_sent_has_its_elements() {
         .put(DeviceTensor::from_slice([2, 3], &elements).unwrap())
         .unwrap();
     assert_eq!(context.join().unwrap(), [elements.to_vec()]);
+    all_is_well(session);
+}
+
+fn a_process_by_a_fork_server_works_on_the_device() {
+    fn double(
+        _rank: usize,
+        (from, to): (Receiver<Floats>, Sender<Floats>),
+    ) -> tensormp::Result<Vec<f32>> {
+        let mut tensor = from.get()?;
+        let doubled: Vec<f32> = tensor.to_vec().unwrap().iter().map(|x| x * 2.0).collect();
+        tensor.copy_from_slice(&doubled).unwrap();
+        to.put(tensor)?;
+        // One of its own, which goes with it.
+        let own = DeviceTensor::from_slice([2], &[7.0_f32, 8.0]).unwrap();
+        Ok(own.to_vec().unwrap())
+    }
+    let session = machine();
+    // The program's own context is there before the server is.
+    let tensors = [1.0_f32, 2.0].map(|x| DeviceTensor::from_slice([3], &[x; 3]).unwrap());
+    for (round, tensor) in tensors.into_iter().enumerate() {
+        let (sender, receiver) = Queue::bounded(1).unwrap().split();
+        let (back, home) = Queue::bounded(1).unwrap().split();
+        let mut context = tensormp::spawn_api::builder()
+            .start_method(tensormp::StartMethod::Forkserver)
+            .spawn(double, (receiver, back), 1)
+            .unwrap();
+        sender.put(tensor).unwrap();
+        let tensor: Floats = home.get().unwrap();
+        assert_eq!(tensor.to_vec().unwrap(), [2.0 * (round + 1) as f32; 3]);
+        assert_eq!(context.join().unwrap(), [[7.0, 8.0]]);
+    }
+    let server = tensormp::forkserver::pid();
+    assert!(server.is_some(), "they were started by spawn");
     all_is_well(session);
 }
 

@@ -18,6 +18,8 @@ fn running() -> Member {
         arrived: true,
         word: Word::None,
         panicking: None,
+        in_hook: false,
+        deaf: false,
         leaving: false,
         signalled: false,
         exit: None,
@@ -92,6 +94,31 @@ fn a_process_whose_socket_ended_while_it_lives_is_lost() {
         matches!(failure.kind, ErrorKind::LostContact { .. }),
         "{failure:?}"
     );
+}
+
+#[test]
+fn what_was_lost_in_this_program_is_lost_contact_and_no_process_that_never_ran() {
+    let null = || Some(Arc::new(std::fs::File::open("/dev/null").unwrap().into()));
+    let silent = || Member {
+        arrived: false,
+        control: null(),
+        ..running()
+    };
+    // Heard while it lives, and at its end.
+    let mut member = silent();
+    member.hear(&mut Vec::new(), true, &mut Vec::new());
+    assert!(member.deadline().is_some());
+    for (mut member, exit, how) in [
+        (member, Exit::Code(0), "it exited with code 0"),
+        (silent(), Exit::Code(0), "it exited with code 0"),
+        // As it ends by itself when it finds its socket closed.
+        (silent(), killed(), "it was killed by SIGKILL"),
+    ] {
+        let failure = member.end(exit, &OomKills::default()).unwrap();
+        let text = failure.kind.cause();
+        let lost = matches!(failure.kind, ErrorKind::LostContact { .. });
+        assert!(lost && text.contains(how), "{text}");
+    }
 }
 
 #[test]

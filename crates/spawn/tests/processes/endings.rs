@@ -8,11 +8,12 @@ use libtest_mimic::Trial;
 use serde::{Deserialize, Serialize};
 use spawn::{Error, ErrorKind, Exit};
 
-use crate::support::{Gate, open_gate, spawn, wait_at_gate};
-use crate::trials;
+use crate::support::{self, Gate, open_gate, spawn, wait_at_gate};
+use crate::{trials, trials_once};
 
 pub(crate) fn tests() -> Vec<Trial> {
-    trials![
+    let mut tests = trials![
+        a_panic_whose_hook_was_replaced_by_one_that_aborts_is_told_as_the_signal,
         results_come_in_the_order_of_ranks,
         arguments_and_results_of_any_shape_and_size_arrive,
         a_function_may_return_nothing,
@@ -33,7 +34,11 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_panic_while_encoding_the_result_is_a_panic,
         the_first_failure_by_time_is_the_one_that_is_told,
         joining_again_tells_the_same_story,
-    ]
+    ];
+    tests.extend(trials_once![
+        a_panic_hook_that_ends_the_process_is_told_as_the_panic,
+    ]);
+    tests
 }
 
 /// The error of a context whose processes fail.
@@ -333,6 +338,51 @@ fn a_panic_while_another_unwinds_is_told_with_the_first_one() {
         matches!(error.kind(), ErrorKind::ProcessPanicked { .. }),
         "{error:?}"
     );
+}
+
+fn panics_at_last(_rank: usize, _: ()) {
+    panic!("no way");
+}
+
+fn a_panic_hook_that_ends_the_process_is_told_as_the_panic() {
+    for (hook, how) in [
+        ("hook-aborts", "it was killed by SIGABRT"),
+        ("hook-exits", "it exited with code 3"),
+    ] {
+        let builder = support::builder().name(hook);
+        let error = failure(builder.spawn(panics_at_last, (), 1));
+        let ErrorKind::ProcessPanicked {
+            message,
+            location: Some(location),
+            ..
+        } = error.kind()
+        else {
+            panic!("{error:?}")
+        };
+        assert!(message.starts_with("no way (and a panic hook"), "{message}");
+        assert!(message.contains(how), "{message}");
+        assert!(location.starts_with(file!()), "{location}");
+    }
+}
+
+fn a_panic_whose_hook_was_replaced_by_one_that_aborts_is_told_as_the_signal() {
+    fn replaces(rank: usize, _: ()) {
+        std::panic::set_hook(Box::new(|_| std::process::abort()));
+        panics_at_last(rank, ());
+    }
+    // Nothing was heard of it: ours was not called.
+    let error = failure(spawn(replaces, (), 1));
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::ProcessExited {
+                last_panic: None,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("SIGABRT"), "{error}");
 }
 
 #[derive(Debug, Deserialize)]

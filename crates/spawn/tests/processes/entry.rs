@@ -1,13 +1,14 @@
 //! `init` and what happens without it, what a worker finds in its process, and processes that start processes.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 use spawn::{ErrorKind, Stdin};
 
-use crate::support::{self, Reaped, builder, scene, sleep_for_ever, spawn};
+use crate::support::{self, Gate, Reaped, builder, exists, scene, sleep_for_ever, spawn};
 use crate::{trials, trials_once};
 
 pub(crate) fn tests() -> Vec<Trial> {
@@ -17,6 +18,8 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_worker_that_ends_before_init_is_told_at_once,
         a_worker_that_calls_init_off_its_main_thread_is_told_at_once,
         a_worker_without_init_cannot_start_a_fork_bomb,
+        a_worker_killed_before_it_speaks_is_told_and_is_no_zombie,
+        a_worker_stopped_before_init_ends_under_a_foreign_reaper_when_it_is_let_go,
         no_processes_is_a_mistake,
     ];
     trials.extend(trials![
@@ -49,6 +52,16 @@ pub(crate) fn without_init() -> Option<ExitCode> {
     if title.ends_with("[astray]") {
         let _ = std::thread::spawn(spawn::init).join();
         return Some(ExitCode::SUCCESS);
+    }
+    if title.ends_with("[halted]") {
+        // Goes on to `init` when somebody lets it go.
+        let _ = kill_process(getpid(), Signal::STOP);
+    }
+    if title.ends_with("[hook-aborts]") {
+        std::panic::set_hook(Box::new(|_| std::process::abort()));
+    }
+    if title.ends_with("[hook-exits]") {
+        std::panic::set_hook(Box::new(|_| std::process::exit(3)));
     }
     if title.ends_with("[hasty]") {
         return Some(ExitCode::from(9));
@@ -128,6 +141,89 @@ fn a_worker_without_init_cannot_start_a_fork_bomb() {
         .join()
         .unwrap_err();
     assert!(error.to_string().contains("exited with code 10"), "{error}");
+}
+
+fn a_worker_killed_before_it_speaks_is_told_and_is_no_zombie() {
+    for joined in [false, true] {
+        let mut context = builder().name("lost").spawn(nothing, (), 1).unwrap();
+        let pid = context.pids()[0];
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+        // The supervisor waits for it, though nobody joins.
+        while !joined && exists(pid) {
+            std::thread::yield_now();
+        }
+        let error = context.join().unwrap_err();
+        assert!(!exists(pid));
+        let ErrorKind::NeverStarted { reason, .. } = error.kind() else {
+            panic!("{error:?}")
+        };
+        let expected = "it was killed by SIGKILL before it reached `init`";
+        assert!(reason.starts_with(expected), "{reason}");
+    }
+}
+
+fn a_worker_stopped_before_init_ends_under_a_foreign_reaper_when_it_is_let_go() {
+    support::play("reaper");
+}
+
+/// What takes over orphans, as a service manager does: neither the parent nor the first process of the system.
+pub(crate) fn reaper_scene() {
+    support::guarded("reaper", || {
+        let me = getpid();
+        rustix::process::set_child_subreaper(Some(me)).unwrap();
+        let gate = Gate::new("reaper");
+        let mut parent = Reaped(
+            scene("halted")
+                .env("SPAWN_TEST_GATE", gate.path())
+                .spawn()
+                .unwrap(),
+        );
+        let mut line = String::new();
+        BufReader::new(parent.0.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let worker = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
+        let state = || {
+            let stat = std::fs::read_to_string(format!("/proc/{worker}/stat")).unwrap();
+            // "pid (name) state parent …"
+            let rest = stat
+                .rsplit(')')
+                .next()
+                .unwrap_or_default()
+                .trim()
+                .to_owned();
+            let mut fields = rest.split_whitespace().map(str::to_owned);
+            (fields.next().unwrap(), fields.next().unwrap())
+        };
+        while state().0 != "T" {
+            std::thread::yield_now();
+        }
+        drop(parent); // SIGKILL
+        while state().1 != me.to_string() {
+            std::thread::yield_now();
+        }
+        assert_eq!(state().0, "T");
+        kill_process(worker, Signal::CONT).unwrap();
+        let (_, status) = waitpid(Some(worker), WaitOptions::empty())
+            .unwrap()
+            .unwrap();
+        assert_eq!(status.terminating_signal(), Some(Signal::KILL.as_raw()));
+        assert!(!gate.path().exists(), "its function ran");
+    });
+}
+
+/// The parent in the scene above: it has a worker that stops before `init`.
+pub(crate) fn halted_scene() {
+    fn opens(_rank: usize, gate: std::path::PathBuf) {
+        support::open_gate(&gate);
+    }
+    let gate = std::env::var_os("SPAWN_TEST_GATE").unwrap();
+    let context = builder()
+        .name("halted")
+        .spawn(opens, gate.into(), 1)
+        .unwrap();
+    println!("{}", context.pids()[0]);
+    sleep_for_ever();
 }
 
 fn no_processes_is_a_mistake() {

@@ -13,7 +13,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         ranks_and_results_follow_the_order_of_adding,
         a_failure_in_one_function_stops_the_others,
         an_empty_group_is_a_mistake,
-        a_failure_in_a_group_apart_ends_no_wait_of_others,
+        a_failure_of_processes_apart_ends_no_wait_of_others,
     ]
 }
 
@@ -64,13 +64,22 @@ fn an_empty_group_is_a_mistake() {
     assert!(matches!(error.kind(), ErrorKind::Usage), "{error:?}");
 }
 
-fn a_failure_in_a_group_apart_ends_no_wait_of_others() {
+fn a_failure_of_processes_apart_ends_no_wait_of_others() {
     fn fails(_rank: usize, _: Object) -> Result<(), String> {
         Err("enough".to_owned())
     }
     for apart in [false, true] {
         let arena = Arena::current().unwrap();
         let none = [Array::None, Array::None];
+        let shared = Object::create(&arena, ObjectKind::Event, none, 1).unwrap();
+        let fails_alone = |shared: Object| fails(0, shared);
+        let one = spawn::builder().grace(std::time::Duration::ZERO);
+        let one = if apart { one.apart() } else { one };
+        let one = one.name("failer").start_method(support::method());
+        let mut one = one.spawn_one(fails_alone, shared.clone()).unwrap();
+        let error = one.join().unwrap_err().to_string();
+        assert!(error.contains("\"failer\""), "{error}");
+        assert_eq!(shared.failure().is_none(), apart);
         let shared = Object::create(&arena, ObjectKind::Event, none, 1).unwrap();
         let mut group = Group::new();
         if apart {

@@ -25,6 +25,8 @@ pub(crate) fn tests() -> Vec<Trial> {
     ];
     tests.extend(trials_once![
         a_host_that_closes_all_descriptors_hangs_nowhere_and_has_no_orphan,
+        a_worker_whose_descriptors_got_others_files_during_a_join_is_lost_and_not_never_started,
+        a_supervisor_that_was_given_up_closes_no_file_that_has_its_numbers_now,
     ]);
     tests
 }
@@ -262,5 +264,97 @@ pub(crate) fn closing_scene() {
         print_pids(&context.pids());
         close_descriptors(3);
         assert!(context.join().is_err());
+    });
+}
+
+fn a_worker_whose_descriptors_got_others_files_during_a_join_is_lost_and_not_never_started() {
+    support::play("reused");
+}
+
+/// The numbers of the descriptors of this process whose targets start with one of these.
+fn numbers(kinds: &[&str]) -> Vec<i32> {
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| {
+            let target = std::fs::read_link(entry.path()).ok()?.display().to_string();
+            let wanted = kinds.iter().any(|kind| target.starts_with(kind));
+            wanted.then(|| entry.file_name().to_string_lossy().parse().ok())?
+        })
+        .collect()
+}
+
+pub(crate) fn reused_scene() {
+    fn waits(_rank: usize, gate: std::path::PathBuf) {
+        support::wait_at_gate(&gate);
+    }
+    support::guarded("reused", || {
+        let gate = support::Gate::new("reused");
+        let mut context = spawn(waits, gate.path(), 1).unwrap();
+        let (main, path) = (rustix::thread::gettid(), gate.path());
+        let other = std::thread::spawn(move || {
+            // Once the main thread waits for the process.
+            let stat = format!("/proc/self/task/{main}/stat");
+            while !std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S ")) {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            let numbers = numbers(&["socket:", "anon_inode:[pidfd]", "pidfd:"]);
+            assert!(numbers.len() >= 2, "{numbers:?}");
+            for number in numbers {
+                support::put_nothing_in_place_of(number);
+            }
+            support::open_gate(&path);
+        });
+        let error = context.join().unwrap_err();
+        other.join().unwrap();
+        let ErrorKind::LostContact { reason, .. } = error.kind() else {
+            panic!("{error:?}")
+        };
+        assert!(reason.contains("closed the descriptor"), "{reason}");
+        // Others are served as before.
+        spawn(|_, ()| (), (), 2).unwrap().join().unwrap();
+    });
+}
+
+fn a_supervisor_that_was_given_up_closes_no_file_that_has_its_numbers_now() {
+    support::play("forgotten");
+}
+
+pub(crate) fn forgotten_scene() {
+    support::guarded("forgotten", || {
+        let nothing = |_: usize, ()| ();
+        spawn(nothing, (), 2).unwrap().join().unwrap();
+        // The bell and the epoll are files of somebody else from now on.
+        let numbers = numbers(&["anon_inode:[event"]);
+        assert_eq!(numbers.len(), 2, "{numbers:?}");
+        for &number in &numbers {
+            support::put_nothing_in_place_of(number);
+        }
+        let is_there = |number: &i32| {
+            std::fs::read_link(format!("/proc/self/fd/{number}"))
+                .is_ok_and(|target| target.display().to_string() == "/dev/null")
+        };
+        // On a thread that has to ask for each start. One may be lost with the old supervisor, and is told then.
+        let started = std::thread::spawn(move || {
+            (0..3).any(|_| {
+                let joined = spawn(nothing, (), 2).and_then(|mut context| context.join().map(drop));
+                joined.is_ok()
+            })
+        });
+        assert!(started.join().unwrap(), "nothing starts any more");
+        // The old one finds out when it looks around, and ends.
+        let supervisors = || {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+            tasks
+                .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
+                .filter(|name| name.trim_end() == "supervisor")
+                .count()
+        };
+        while supervisors() > 1 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(numbers.iter().all(is_there), "{numbers:?}");
+        drop(spawn(sleeps, (), 1).unwrap());
+        assert!(numbers.iter().all(is_there), "{numbers:?}");
     });
 }

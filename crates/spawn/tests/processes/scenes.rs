@@ -26,6 +26,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_host_that_ignores_sigchld_is_served,
         two_hundred_spawns_leave_no_descriptor_and_no_zombie,
         a_descriptor_limit_is_an_error_that_leaves_nobody,
+        each_descriptor_that_is_missing_is_told_with_what_to_do,
         a_deleted_executable_still_spawns,
     ]
 }
@@ -35,6 +36,8 @@ pub(crate) fn play(name: &str) -> ExitCode {
     match name {
         "arena" => arena::arena_scene(),
         "hello" => entry::hello_scene(),
+        "reaper" => entry::reaper_scene(),
+        "halted" => entry::halted_scene(),
         "stdin" => entry::stdin_scene(),
         "parent" => parent_scene(),
         "nested" => nested_scene(),
@@ -42,6 +45,7 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "sigchld" => sigchld_scene(),
         "many" => many_scene(),
         "limit" => limit_scene(),
+        "starved" => starved_scene(),
         "deleted" => deleted_scene(),
         other if forkserver::play(other) => {}
         "detached" => contexts::detached_scene(),
@@ -52,6 +56,8 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "runtime" => hosts::runtime_scene(),
         "closed" => hosts::closed_scene(),
         "closing" => hosts::closing_scene(),
+        "reused" => hosts::reused_scene(),
+        "forgotten" => hosts::forgotten_scene(),
         "outside" => namespaces::outside_scene(),
         "relay" => options::relay_scene(),
         _ => {
@@ -263,6 +269,40 @@ fn limit_scene() {
         assert_eq!((descriptors(), zombies_and_children()), (before, 0));
         setrlimit(Resource::Nofile, whole).unwrap();
         spawn(|_, ()| (), (), 20).unwrap().join().unwrap();
+    });
+}
+
+fn each_descriptor_that_is_missing_is_told_with_what_to_do() {
+    support::play("starved");
+}
+
+/// The first start of a program, with one descriptor more each time, until it is enough.
+fn starved_scene() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    support::guarded("starved", || {
+        let whole = getrlimit(Resource::Nofile);
+        // Without the one by which they are counted.
+        let before = descriptors() as u64 - 1;
+        let mut told = Vec::new();
+        for more in 0..40 {
+            let limit = Rlimit {
+                current: Some(before + more),
+                ..whole
+            };
+            setrlimit(Resource::Nofile, limit).unwrap();
+            let started = spawn(|_, ()| (), (), 1).and_then(|mut context| context.join().map(drop));
+            setrlimit(Resource::Nofile, whole).unwrap();
+            assert_eq!(zombies_and_children(), 0);
+            match started {
+                Ok(()) => break,
+                Err(error) => told.push(error.to_string()),
+            }
+        }
+        assert!((2..40).contains(&told.len()), "{told:#?}");
+        for text in &told {
+            assert!(text.contains("ulimit -n"), "{text}\n{told:#?}");
+        }
     });
 }
 

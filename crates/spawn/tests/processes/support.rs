@@ -1,7 +1,7 @@
 //! A watchdog for each test, and ways to look at processes from outside.
 
 use std::cell::Cell;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
@@ -303,6 +303,14 @@ pub(crate) fn close_descriptors(first: u32) {
     // errors; that such code stands this is what the tests look at.
     let failed = unsafe { libc::close_range(first, u32::MAX, 0) };
     assert_eq!(failed, 0);
+}
+
+/// Closes a descriptor of this process, whoever it belongs to, and gives its number to /dev/null at once.
+pub(crate) fn put_nothing_in_place_of(number: i32) {
+    let null = std::fs::File::open("/dev/null").expect("/dev/null");
+    // SAFETY: as above; nobody is given the new descriptor, which stays open until the process ends.
+    let put = unsafe { libc::dup3(null.as_raw_fd(), number, libc::O_CLOEXEC) };
+    assert_eq!(put, number);
 }
 
 /// Closes stdin, stdout and stderr of this process.
