@@ -1,6 +1,6 @@
 //! What happened to the processes that an object belongs to, written into the object so that its waiters learn it.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::fmt;
 
 use parking_lot::Mutex;
@@ -45,17 +45,27 @@ impl fmt::Display for PeerFailure {
 impl std::error::Error for PeerFailure {}
 
 static UNREPORTED: Mutex<Option<String>> = Mutex::new(None);
+/// Whether there may be one: asked after each task of a pool.
+static ANY_UNREPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Notes an error that the code which met it could not return, such as one that ended a `for` loop over a queue. In a
 /// spawned process, the first one makes the function's success a failure, so that it is not overlooked.
 pub fn note_unreported(error: String) {
-    UNREPORTED.lock().get_or_insert(error);
+    let mut unreported = UNREPORTED.lock();
+    unreported.get_or_insert(error);
+    // Release: whoever sees it and takes the lock finds the error.
+    ANY_UNREPORTED.store(true, Ordering::Release);
 }
 
 /// The first error that nobody was told, once.
 #[must_use]
 pub fn take_unreported() -> Option<String> {
-    UNREPORTED.lock().take()
+    if !ANY_UNREPORTED.load(Ordering::Acquire) {
+        return None;
+    }
+    let mut unreported = UNREPORTED.lock();
+    ANY_UNREPORTED.store(false, Ordering::Relaxed);
+    unreported.take()
 }
 
 impl Object {
