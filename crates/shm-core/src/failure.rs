@@ -33,12 +33,22 @@ impl PeerFailure {
     pub const UNKNOWN_RANK: u32 = u32::MAX;
 }
 
+/// A process as every message names it: `process "eat.1" (pid 4711)`, or `the process with pid 4711` where it has no name.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a>(pub &'a str, pub u32);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self("", pid) => write!(f, "the process with pid {pid}"),
+            Self(name, pid) => write!(f, "process {name:?} (pid {pid})"),
+        }
+    }
+}
+
 impl fmt::Display for PeerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.rank == Self::UNKNOWN_RANK {
-            return write!(f, "the process with pid {} {}", self.pid, self.cause);
-        }
-        write!(f, "process {} (pid {}) {}", self.rank, self.pid, self.cause)
+        write!(f, "{} {}", Named(&self.name, self.pid), self.cause)
     }
 }
 

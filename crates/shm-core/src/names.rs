@@ -428,7 +428,7 @@ impl<'a> Table<'a> {
             _ => None,
         };
         let holder = holder.map_or("another process".to_owned(), |record| {
-            format!("process {} {}", record.pid, record.name)
+            crate::failure::Named(&record.name, record.pid).to_string()
         });
         Err(Error::new(
             ErrorKind::TimedOut,
