@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         a_get_that_only_its_own_process_could_answer_is_a_deadlock,
         a_consumer_that_keeps_all_slots_is_told,
         an_event_that_nobody_is_left_to_set_is_a_deadlock,
+        a_barrier_that_too_few_come_to_says_how_many_have_arrived,
         a_condition_that_nobody_is_left_to_notify_is_a_deadlock,
         a_thread_that_locks_twice_is_told_that_it_did,
         a_lock_whose_guard_went_to_another_thread_is_waited_for,
@@ -62,6 +63,8 @@ fn a_join_that_keeps_the_sender_is_a_deadlock() {
         "2 processes that it joins",
         "a message from the queue made at",
         "deadlocks.rs",
+        "whose senders this process holds",
+        "the last sender ends its receivers' loops",
     ] {
         assert!(text.contains(part), "{part:?} is missing in: {text}");
     }
@@ -102,7 +105,11 @@ fn a_put_that_only_its_own_process_could_make_room_for_is_a_deadlock() {
         "{failed:?}"
     );
     assert!(
-        failed.error().to_string().contains("room in the queue"),
+        failed.error().to_string().contains("room in the queue")
+            && failed
+                .error()
+                .to_string()
+                .contains("receivers this process holds"),
         "{failed:?}"
     );
     assert_eq!(failed.into_value(), Some(2));
@@ -156,7 +163,30 @@ fn an_event_that_nobody_is_left_to_set_is_a_deadlock() {
     let go = Event::new().unwrap();
     let mut context = spawn(waits, go, 3).unwrap();
     let error = context.join().unwrap_err();
-    assert!(error.to_string().contains("deadlock"), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("deadlock") && text.contains("the event made at"),
+        "{text}"
+    );
+    assert!(
+        text.contains("is to set") && !text.contains("sender"),
+        "{text}"
+    );
+}
+
+fn a_barrier_that_too_few_come_to_says_how_many_have_arrived() {
+    fn waits(_rank: usize, barrier: Barrier) -> tensormp::Result<bool> {
+        Ok(barrier.wait()?)
+    }
+    let barrier = Barrier::new(3).unwrap();
+    let mut context = spawn(waits, barrier, 2).unwrap();
+    let text = context.join().unwrap_err().to_string();
+    for part in ["at which 2 of its 3 have arrived", "start so many"] {
+        assert!(text.contains(part), "{part:?} is missing in: {text}");
+    }
+    for other in ["sender", "notify"] {
+        assert!(!text.contains(other), "{other:?} has no place in: {text}");
+    }
 }
 
 fn a_condition_that_nobody_is_left_to_notify_is_a_deadlock() {

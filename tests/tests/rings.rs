@@ -261,7 +261,7 @@ fn a_producer_without_consumers_is_told() {
     };
     let pid = context.pids()[0];
     assert!(
-        error.contains(&format!("process 0 (pid {pid}) returned")),
+        error.contains(&format!("the process with pid {pid} returned")),
         "{error}"
     );
 }

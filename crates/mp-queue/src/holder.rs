@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use shm_core::arena::Arena;
 use shm_core::cells::Owner;
+use shm_core::failure::Named;
 
 /// A participant as a message should name it.
 pub(crate) fn describe(arena: &Arena, owner: Owner) -> String {
@@ -12,10 +13,8 @@ pub(crate) fn describe(arena: &Arena, owner: Owner) -> String {
     };
     let mut text = if owner == arena.me() {
         format!("this process itself (pid {})", record.pid)
-    } else if record.name.is_empty() {
-        format!("the process with pid {}", record.pid)
     } else {
-        format!("{} (pid {})", record.name, record.pid)
+        Named(&record.name, record.pid).to_string()
     };
     if !record.task.is_empty() {
         let _ = write!(text, " at \"{}\"", record.task);

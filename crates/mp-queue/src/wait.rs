@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use shm_core::cells::Owner;
 use shm_core::clock::now_ns;
-use shm_core::deadlock::{WaitFor, Waiting};
+use shm_core::deadlock::{WaitFor, Waiting, long_wait};
 use shm_core::event::{Parked, Registered};
 use shm_core::object::Object;
 
@@ -24,8 +24,6 @@ use crate::holder;
 
 /// Longest sleep between two looks.
 pub(crate) const SLICE: Duration = Duration::from_millis(500);
-/// A wait that is longer is reported once; see [`set_long_wait`].
-static LONG_MS: AtomicU64 = AtomicU64::new(10_000);
 /// Bounds of the time spent spinning: about one wake across cores, and next to nothing.
 const SPIN_MOST_NS: u64 = 50_000;
 const SPIN_LEAST_NS: u64 = 1_000;
@@ -37,16 +35,10 @@ const YIELDS: u32 = 8;
 const BARE_ROUNDS: u32 = 4;
 
 /// From how long a wait on is long, for all waits of this process: it is then told once, as a `tracing` warning that says
-/// what is waited for and which process holds it. Ten seconds at first; looked at every half a second at most.
+/// what is waited for and which process holds it. Ten seconds at first; looked at every half a second at most. A wait for
+/// processes (`join`) tells which of them wait for messages that only this process still could send.
 pub fn set_long_wait(limit: Duration) {
-    LONG_MS.store(
-        limit.as_millis().try_into().unwrap_or(u64::MAX),
-        Ordering::Relaxed,
-    );
-}
-
-fn long() -> Duration {
-    Duration::from_millis(LONG_MS.load(Ordering::Relaxed))
+    shm_core::deadlock::set_long_wait(limit);
 }
 
 /// How a wait spends its time before it sleeps.
@@ -318,12 +310,16 @@ impl<'a> Patience<'a> {
 
     /// How long to sleep before the next look.
     fn slice(&self) -> Duration {
-        if self.told { SLICE } else { SLICE.min(long()) }
+        if self.told {
+            SLICE
+        } else {
+            SLICE.min(long_wait())
+        }
     }
 
     pub(crate) fn tell(&mut self, holder: Option<Owner>) {
         let waited = self.since.elapsed();
-        if self.told || waited < long() {
+        if self.told || waited < long_wait() {
             return;
         }
         self.told = true;
@@ -335,7 +331,13 @@ impl<'a> Patience<'a> {
                 holder = %holder::describe(object.arena(), owner),
                 "still waiting for what another holds"
             ),
-            None => tracing::warn!(%object, seconds = waited.as_secs_f64(), "still waiting"),
+            None => tracing::warn!(
+                %object,
+                seconds = waited.as_secs_f64(),
+                senders = object.holders(0),
+                receivers = object.holders(1),
+                "still waiting"
+            ),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What happened to the processes that an object belongs to, written into the object so that its waiters learn it.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::fmt;
 
 use parking_lot::Mutex;
@@ -33,29 +33,49 @@ impl PeerFailure {
     pub const UNKNOWN_RANK: u32 = u32::MAX;
 }
 
+/// A process as every message names it: `process "eat.1" (pid 4711)`, or `the process with pid 4711` where it has no name.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a>(pub &'a str, pub u32);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self("", pid) => write!(f, "the process with pid {pid}"),
+            Self(name, pid) => write!(f, "process {name:?} (pid {pid})"),
+        }
+    }
+}
+
 impl fmt::Display for PeerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.rank == Self::UNKNOWN_RANK {
-            return write!(f, "the process with pid {} {}", self.pid, self.cause);
-        }
-        write!(f, "process {} (pid {}) {}", self.rank, self.pid, self.cause)
+        write!(f, "{} {}", Named(&self.name, self.pid), self.cause)
     }
 }
 
 impl std::error::Error for PeerFailure {}
 
 static UNREPORTED: Mutex<Option<String>> = Mutex::new(None);
+/// Whether there may be one: asked after each task of a pool.
+static ANY_UNREPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Notes an error that the code which met it could not return, such as one that ended a `for` loop over a queue. In a
 /// spawned process, the first one makes the function's success a failure, so that it is not overlooked.
 pub fn note_unreported(error: String) {
-    UNREPORTED.lock().get_or_insert(error);
+    let mut unreported = UNREPORTED.lock();
+    unreported.get_or_insert(error);
+    // Release: whoever sees it and takes the lock finds the error.
+    ANY_UNREPORTED.store(true, Ordering::Release);
 }
 
 /// The first error that nobody was told, once.
 #[must_use]
 pub fn take_unreported() -> Option<String> {
-    UNREPORTED.lock().take()
+    if !ANY_UNREPORTED.load(Ordering::Acquire) {
+        return None;
+    }
+    let mut unreported = UNREPORTED.lock();
+    ANY_UNREPORTED.store(false, Ordering::Relaxed);
+    unreported.take()
 }
 
 impl Object {

@@ -13,6 +13,7 @@ use crate::layout::{LINE, WORD, row};
 use crate::object;
 use crate::participant::table::Row;
 use crate::segment::Segment;
+use crate::sync::Atomic64;
 use crate::word::{self, CellState};
 
 /// Bits of a word that say which cell: its line, and one more than it, so that 0 is none.
@@ -61,9 +62,7 @@ impl<'a> Intake<'a> {
             Some(Row::get(arena.segment(), arena.me().row)?.word(row::INTAKE + index * WORD))
         });
         if let Some(word) = own {
-            // Relaxed: the cell is freed by a read-modify-write that releases this with it, and to a reaper all that the
-            // dead have stored is visible anyway.
-            word.store(of(cell, lap), Ordering::Relaxed);
+            note(word, cell, lap);
         }
         Self(own)
     }
@@ -73,14 +72,43 @@ impl Drop for Intake<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(word) = self.0 {
-            // Release: not before what is done with the message.
-            word.store(0, Ordering::Release);
+            clear(word);
         }
     }
 }
 
 const fn of(cell: u64, lap: u64) -> u64 {
     (cell + 1) & CELL_MASK | (lap & LAP_MASK) << CELL_BITS
+}
+
+/// Writes down that the message of a cell in lap `lap` is about to be nowhere else, before the cell is freed.
+#[inline]
+pub fn note<W: Atomic64>(word: &W, cell: u64, lap: u64) {
+    // Relaxed: the cell is freed by a read-modify-write that releases this with it, and to a reaper all that the dead have
+    // stored is visible anyway.
+    word.store(of(cell, lap), Ordering::Relaxed);
+}
+
+/// The program has the message.
+#[inline]
+pub fn clear<W: Atomic64>(word: &W) {
+    // Release: not before what is done with the message.
+    word.store(0, Ordering::Release);
+}
+
+/// What the dead had noted, cell and lap, for one reaper only.
+pub fn take_note<W: Atomic64>(word: &W) -> Option<(u64, u64)> {
+    let noted = word.swap(0, Ordering::AcqRel);
+    Some(((noted & CELL_MASK).checked_sub(1)?, noted >> CELL_BITS))
+}
+
+/// Whether the cell with this word still has the message that the dead one was taking in that lap; before its cells are
+/// reaped.
+pub fn has_it_still<W: Atomic64>(cell: &W, dead: Owner, lap: u64) -> bool {
+    matches!(
+        word::decode(cell.load(Ordering::Acquire)),
+        CellState::Taking { owner, lap: bits, .. } if owner == dead && bits & LAP_MASK == lap
+    )
 }
 
 /// Counts what a dead participant had taken out of cells and not handed to its program. Before its cells are reaped, which
@@ -91,12 +119,8 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) {
         return;
     };
     for index in 0..row::INTAKES {
-        // Swapped, so that no other reaper counts it again.
-        let noted = row
-            .word(row::INTAKE + index * WORD)
-            .swap(0, Ordering::AcqRel);
-        if let Some(cell) = (noted & CELL_MASK).checked_sub(1)
-            && !is_still_there(segment, dead, cell, noted >> CELL_BITS)
+        if let Some((cell, lap)) = take_note(row.word(row::INTAKE + index * WORD))
+            && !is_still_there(segment, dead, cell, lap)
         {
             object::count_lost_message(arena, cell);
         }
@@ -105,13 +129,8 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) {
 
 /// Whether the cell at this line says that the dead one was taking its message in that lap.
 fn is_still_there(segment: &Segment, dead: Owner, cell: u64, lap: u64) -> bool {
-    let Some(word) = segment.u64_at(cell * LINE) else {
-        return false;
-    };
-    matches!(
-        word::decode(word.load(Ordering::Acquire)),
-        CellState::Taking { owner, lap: bits, .. } if owner == dead && bits & LAP_MASK == lap
-    )
+    let word = segment.u64_at(cell * LINE);
+    word.is_some_and(|word| has_it_still(word, dead, lap))
 }
 
 /// Empties the words of a row for its next occupant.

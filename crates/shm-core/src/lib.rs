@@ -45,7 +45,8 @@ mod heap;
 mod held;
 mod holders;
 pub mod inspect;
-mod intake;
+#[doc(hidden)]
+pub mod intake;
 pub mod lane;
 mod layout;
 mod lease;

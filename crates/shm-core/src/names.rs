@@ -64,6 +64,8 @@ struct Entry {
     name: String,
     type_name: String,
     pid: u32,
+    /// [`types::build`] of who published it.
+    build: u64,
     value: Object,
 }
 
@@ -155,6 +157,7 @@ impl Arena {
             name: name.to_owned(),
             type_name: std::any::type_name::<T>().to_owned(),
             pid: std::process::id(),
+            build: types::build(),
             value: stored,
         });
         table.write(entries)
@@ -164,7 +167,8 @@ impl Arena {
     ///
     /// # Errors
     /// `NotFound`, with the names that exist; `Decode` or `WrongMode` for another type, also if only a number or the
-    /// elements of a queue's tensors are of another one; `LeasesFull`. Of another type of message only `get` can tell.
+    /// elements of a queue's tensors are of another one, and, where this process runs the program that published it, if
+    /// messages of a queue are of another type; `LeasesFull`. Elsewhere only `get` can tell of the latter.
     pub fn open<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         let entries = entries(self)?;
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
@@ -180,14 +184,7 @@ impl Arena {
                 entry.pid, entry.type_name
             ))
         })?;
-        // A number reads as another one, and a queue as one of other messages, each of which would then be lost.
-        let wanted = std::any::type_name::<T>();
-        if types::primitives_differ(&entry.type_name, wanted) {
-            return Err(Error::mode(format!(
-                "opening {name:?} as {wanted}: process {} published a {}",
-                entry.pid, entry.type_name
-            )));
-        }
+        types::check::<T>(entry)?;
         Ok(value)
     }
 
@@ -428,7 +425,7 @@ impl<'a> Table<'a> {
             _ => None,
         };
         let holder = holder.map_or("another process".to_owned(), |record| {
-            format!("process {} {}", record.pid, record.name)
+            crate::failure::Named(&record.name, record.pid).to_string()
         });
         Err(Error::new(
             ErrorKind::TimedOut,

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
+use shm_core::failure::Named;
 
 pub use crate::link::Deadlock;
 use crate::typed;
@@ -32,11 +33,9 @@ pub struct Worker {
 
 impl fmt::Display for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "process {} (\"{}\", pid {})",
-            self.rank, self.name, self.pid
-        )
+        // Not its rank: where a context has several processes, their names end with it; of one that is alone, such as a
+        // pool's worker, it says nothing.
+        write!(f, "{}", Named(&self.name, self.pid))
     }
 }
 
@@ -414,7 +413,7 @@ mod tests {
         });
         assert_eq!(
             error.to_string(),
-            "process 2 (\"resize.2\", pid 4711) exited with code 0 before its function returned, so there is no \
+            "process \"resize.2\" (pid 4711) exited with code 0 before its function returned, so there is no \
              result (does something in it call `exit`?); it was last working on: frame 12"
         );
     }
@@ -428,7 +427,7 @@ mod tests {
         });
         assert_eq!(
             format!("{error:?}"),
-            "process 2 (\"resize.2\", pid 4711) returned an error: cannot read x.bin: No such file\n\nBacktrace in \
+            "process \"resize.2\" (pid 4711) returned an error: cannot read x.bin: No such file\n\nBacktrace in \
              that process:\n0: main"
         );
     }

@@ -235,6 +235,14 @@ impl<C> Clone for Function<C> {
     }
 }
 
+impl<C> PartialEq for Function<C> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.build, self.place) == (other.build, other.place)
+    }
+}
+
+impl<C> Eq for Function<C> {}
+
 impl<C> fmt::Debug for Function<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Function({:#x} of build {:08x})", self.place, self.build)

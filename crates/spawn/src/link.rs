@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use shm_core::Arena;
 use shm_core::cells::Owner;
 pub use shm_core::deadlock::Deadlock;
-use shm_core::deadlock::{Servant, WaitFor, Waiting};
+use shm_core::deadlock::{Servant, WaitFor, Waiting, long_wait};
 pub(crate) use shm_core::descriptor::apart;
 pub(crate) use shm_core::failpoint;
 use shm_core::failure::PeerFailure;
@@ -126,16 +126,28 @@ impl Drop for Stopping {
 
 /// A wait for the processes of a context that may turn out to be one without an end.
 #[derive(Debug)]
-pub(crate) struct Joining(Option<Waiting>);
+pub(crate) struct Joining {
+    waiting: Option<Waiting>,
+    /// The context's number in this process.
+    context: u32,
+    /// That it lasts was told.
+    told: bool,
+}
 
 impl Joining {
     pub(crate) fn begin() -> Joining {
-        Joining(Arena::current().ok().as_ref().map(Waiting::begin))
+        let waiting = Arena::current().ok().as_ref().map(Waiting::begin);
+        Joining {
+            waiting,
+            context: 0,
+            told: false,
+        }
     }
 
     /// What this thread is about to sleep for.
     pub(crate) fn on(&mut self, context: u32, running: usize) {
-        if let Some(waiting) = &mut self.0 {
+        self.context = context;
+        if let Some(waiting) = &mut self.waiting {
             waiting.on(WaitFor::Processes {
                 context,
                 running: u32::try_from(running).unwrap_or(u32::MAX),
@@ -145,7 +157,16 @@ impl Joining {
 
     /// A look around, after a sleep that nobody ended.
     pub(crate) fn look(&mut self) -> Option<Deadlock> {
-        self.0.as_mut()?.look()
+        let waiting = self.waiting.as_mut()?;
+        // Where a thread of this process does something else, such as a runtime's, nobody can know that it is a deadlock.
+        if !self.told && waiting.elapsed() >= long_wait() {
+            let waits = waiting.on_our_senders(self.context);
+            self.told = !waits.is_empty();
+            for wait in waits {
+                tracing::warn!(%wait, "still joining; if this process sends nothing more, drop its senders before");
+            }
+        }
+        waiting.look()
     }
 }
 

@@ -298,7 +298,7 @@ fn settle(context: &mut SpawnContext<Told>, victims: &[Role], role: Role, pids: 
             assert!(victims.contains(&role), "{role:?} failed: {error}");
             let text = error.to_string();
             assert!(
-                text.contains("process 0 ") && text.contains("SIGKILL"),
+                text.contains("process \"") && text.contains("SIGKILL"),
                 "{text}"
             );
             true

@@ -215,12 +215,12 @@ fn a_lane_ends_when_its_sender_is_killed_at_any_step() {
             let [sent, taken] = lane(kill_at(label, nth), None);
             let killed = sent.expect_err(label);
             assert!(
-                killed.contains("process 0 ") && killed.contains("SIGKILL"),
+                killed.contains("process \"") && killed.contains("SIGKILL"),
                 "{killed}"
             );
             let (taken, why) = taken.unwrap();
             assert!(
-                why.contains("process 0 ") && why.contains("SIGKILL"),
+                why.contains("process \"") && why.contains("SIGKILL"),
                 "{label}: {why}"
             );
             assert!(
@@ -241,13 +241,13 @@ fn a_lane_ends_when_its_receiver_is_killed_at_any_step() {
                 continue;
             };
             assert!(
-                killed.contains("process 0 ") && killed.contains("SIGKILL"),
+                killed.contains("process \"") && killed.contains("SIGKILL"),
                 "{killed}"
             );
             let (_, why) = sent.unwrap();
             // It may have sent everything before.
             let all = why.is_empty() && label.starts_with("block.");
-            let told = why.contains("process 0 ") && why.contains("SIGKILL");
+            let told = why.contains("process \"") && why.contains("SIGKILL");
             assert!(all || told, "{label}: {why}");
             audit(1);
         }

@@ -58,6 +58,10 @@ fn a_worker_that_is_killed_fails_only_its_own_task() {
                     before.contains(&pid) && cause.contains("SIGKILL"),
                     "{error}"
                 );
+                // By its name and pid, as wherever a process is named; it is alone in its context, whose number 0 says nothing.
+                let rank = before.iter().position(|&other| other == pid).unwrap();
+                let name = format!("process \"worker.{rank}\" (pid {pid}) ");
+                assert!(cause.starts_with(&name), "{cause}");
                 // What `spawn` says is below.
                 let source = std::error::Error::source(&error).unwrap();
                 let process = source.downcast_ref::<spawn_api::Error>().unwrap();

@@ -13,6 +13,7 @@ use tensormp::shm_core::object::{Array, Object, ObjectKind};
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_queue_is_not_opened_as_one_of_other_tensors,
+    a_queue_of_this_program_is_not_opened_as_one_of_other_structs,
     trying_an_empty_queue_says_empty,
     waiting_for_a_message_says_when_the_time_is_over,
     a_full_queue_gives_the_value_back,
@@ -281,6 +282,39 @@ fn a_queue_without_room_is_refused() {
     for capacity in [0, usize::MAX] {
         let error = Queue::<u8>::bounded(capacity).unwrap_err();
         assert!(error.to_string().contains(&capacity.to_string()), "{error}");
+    }
+}
+
+fn a_queue_of_this_program_is_not_opened_as_one_of_other_structs() {
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Frame {
+        id: u32,
+        text: String,
+    }
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Clip {
+        length: u8,
+    }
+    let arena = Arena::builder().capacity(64 << 20).create().unwrap();
+    let (sender, receiver) = Queue::bounded_in(&arena, 1).unwrap().split();
+    arena.publish("frames", &receiver).unwrap();
+    let text = "first".to_owned();
+    sender.put(Frame { id: 1, text }).unwrap();
+    let error = arena.open::<Receiver<Clip>>("frames").unwrap_err();
+    assert_eq!(error.kind(), &ArenaErrorKind::WrongMode);
+    assert!(error.to_string().contains("Frame"), "{error}");
+    // Nothing was lost.
+    let frame = arena
+        .open::<Receiver<Frame>>("frames")
+        .unwrap()
+        .get()
+        .unwrap();
+    assert_eq!((frame.id, &*frame.text), (1, "first"));
+    // A value that is read whole at once may be read as what it is to be.
+    arena.publish("clip", &Clip { length: 7 }).unwrap();
+    assert_eq!(arena.open::<(u8,)>("clip").unwrap(), (7,));
+    for name in ["frames", "clip"] {
+        arena.unpublish(name).unwrap();
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_lane_can_be_gone_through,
     a_queue_counts_what_happens_to_it,
     a_long_wait_is_told_with_the_holder_of_what_is_waited_for,
+    a_sender_that_was_forgotten_is_told_while_another_thread_lives,
     a_waiting_process_takes_no_cpu_time,
 ];
 
@@ -158,6 +159,42 @@ fn a_long_wait_is_told_with_the_holder_of_what_is_waited_for() {
         "{text:?}, and then {error}"
     );
     drop(guard);
+}
+
+/// What a runtime's thread hides from those who look for deadlocks.
+fn a_sender_that_was_forgotten_is_told_while_another_thread_lives() {
+    fn drain(_rank: usize, work: Receiver<u32>) -> tensormp::Result<u32> {
+        let mut sum = 0;
+        for number in &work {
+            sum += number;
+        }
+        Ok(sum)
+    }
+    let told = Arc::new(Mutex::new(String::new()));
+    let _keeper = tracing::subscriber::set_default(Keeper(told.clone()));
+    set_long_wait(Duration::from_millis(10));
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let mut context = spawn(drain, receiver, 1).unwrap();
+    sender.put(3).unwrap();
+    let heard = told.clone();
+    std::thread::scope(|scope| {
+        // Drops the sender once that was told: without being told, this test would hang.
+        scope.spawn(move || {
+            while !heard.lock().unwrap().contains("still joining") {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            drop(sender);
+        });
+        assert_eq!(context.join().unwrap(), [3]);
+    });
+    let text = told.lock().unwrap().clone();
+    for part in [
+        "process \"drain\" (pid ",
+        "a message from the queue made at",
+        "this process holds",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in: {text}");
+    }
 }
 
 /// Clock ticks that a process has used, in user and system mode.

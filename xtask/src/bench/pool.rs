@@ -140,7 +140,11 @@ impl Subject for Pooled {
             return Ok(Box::new(Idle));
         }
         let pool = match self.0 {
-            Work::Call => Pool::builder().workers(1).init(|_| pin_beside()),
+            // Both sides are pinned and seem to have one CPU together; they have two, as processes that are not.
+            Work::Call => Pool::builder()
+                .workers(1)
+                .policy(WaitPolicy::Eager)
+                .init(|_| pin_beside()),
             Work::Map { .. } => Pool::builder().workers(2).init(|_| unpin()),
         };
         let pool = pool.start()?;

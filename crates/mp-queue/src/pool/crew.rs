@@ -17,18 +17,11 @@ use shm_core::message::{Incoming, Outgoing};
 use shm_core::object::Object;
 
 use super::launcher::{End, Launcher, Running};
-use super::link::{DEPTH, Form, Link, Told};
+use super::link::{Form, Link, Told};
 use super::locked::Wakers;
 use super::sink::{Arrived, Sink};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::WaitPolicy;
-
-/// How much work a worker is given ahead, if the last tasks are a measure: long beside what a wake costs, short beside
-/// what a person notices when it is stuck behind a slow task.
-const AHEAD_NS: u64 = 200_000;
-
-/// Below this one more task ahead is worth it in any case: the worker would idle between two tasks otherwise.
-const SHORT_NS: u64 = 5_000_000;
 
 /// What a pool may choose.
 #[derive(Clone, Debug)]
@@ -91,7 +84,7 @@ pub(super) struct State {
     /// Where threads sleep that wait and do not lead.
     pub(super) followers: VecDeque<Arc<Condvar>>,
     /// How long a task takes, in nanoseconds, averaged over the last ones; 0 before the first.
-    pace: u64,
+    pub(super) pace: u64,
 }
 
 /// Workers in a row that ended without having begun a task.
@@ -120,7 +113,7 @@ pub(super) struct Flight {
     pub(super) index: u64,
     pub(super) position: u64,
     /// The same message once more, if it may be tried again.
-    pub(super) spare: Option<Outgoing>,
+    pub(super) spare: Option<Box<Outgoing>>,
     pub(super) lost: u32,
     /// Its outcome was told already.
     pub(super) cancelled: bool,
@@ -146,12 +139,6 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn has_room(&self, options: &Options, depth: usize) -> bool {
-        !self.leaving
-            && self.flights.len() < depth
-            && options.max_tasks.is_none_or(|most| self.position < most)
-    }
-
     /// Ends it, or lets it end where it cannot be killed.
     pub(super) fn dismiss(&mut self) {
         self.leaving = true;
@@ -176,6 +163,13 @@ impl State {
             awaited: 0,
             followers: VecDeque::new(),
             pace: 0,
+        }
+    }
+
+    pub(super) fn takes_more(&self) -> Result<()> {
+        match self.phase {
+            Phase::Open => Ok(()),
+            _ => Err(closed()),
         }
     }
 
@@ -236,6 +230,11 @@ impl Crew {
 
     /// Whether a task may be submitted from here, now. What comes later in between is told through the sink.
     pub(super) fn admit(&self) -> Result<()> {
+        self.is_outside()?;
+        self.lock().takes_more()
+    }
+
+    pub(super) fn is_outside(&self) -> Result<()> {
         if !self.launcher.can_kill() && super::launcher::is_worker() {
             return Err(Error::new(
                 ErrorKind::Inside,
@@ -243,29 +242,7 @@ impl Crew {
                  other; return what is left to do, and submit it outside",
             ));
         }
-        match self.lock().phase {
-            Phase::Open => Ok(()),
-            _ => Err(closed()),
-        }
-    }
-
-    /// How many requests a worker may have at once.
-    pub(super) fn depth(&self, state: &State) -> usize {
-        if let Some(prefetch) = self.options.prefetch {
-            return prefetch + 1;
-        }
-        match state.pace {
-            0 => 1,
-            pace => ((AHEAD_NS / pace) as usize).clamp(1 + usize::from(pace < SHORT_NS), DEPTH),
-        }
-    }
-
-    /// Gives requests to workers, or keeps them until there is one.
-    pub(super) fn submit(&self, requests: impl IntoIterator<Item = Request>) {
-        let mut state = self.lock();
-        state.queue.extend(requests);
-        self.dispatch(&mut state);
-        self.tell_the_keeper(&state);
+        Ok(())
     }
 
     /// Wakes the keeper if there is something to do for it.
@@ -337,11 +314,11 @@ impl Crew {
                 worker.idle_since = Instant::now();
             }
             if told.form != Form::Revoked {
-                *pace = match *pace {
-                    0 => told.nanos,
-                    before => (7 * before + told.nanos) / 8,
+                match (*pace, told.nanos) {
+                    (_, 0) => {}
+                    (0, nanos) => *pace = nanos,
+                    (before, nanos) => *pace = ((7 * before + nanos) / 8).max(1),
                 }
-                .max(1);
                 crashes.count = 0;
                 crashes.given_up = false;
             }
@@ -354,58 +331,6 @@ impl Crew {
                 Form::Refused => Err(refused(flight.task, worker.pid, message.decode())),
             };
             flight.tell(worker.pid, outcome);
-        }
-    }
-
-    /// Gives out what waits, as far as workers have room.
-    pub(super) fn dispatch(&self, state: &mut State) {
-        let depth = self.depth(state);
-        let State { workers, queue, .. } = state;
-        while !queue.is_empty() {
-            let Some(worker) = workers
-                .iter_mut()
-                .filter(|worker| worker.has_room(&self.options, depth))
-                .min_by_key(|worker| worker.flights.len())
-            else {
-                break;
-            };
-            let Some(mut request) = queue.pop_front() else {
-                break;
-            };
-            // What is exclusive in it has no copy; such a request is not tried again.
-            let spare = (request.lost < self.options.retry)
-                .then(|| request.message.duplicate().ok())
-                .flatten();
-            match worker.link.ask(&mut request.message) {
-                Ok(true) => {
-                    worker.flights.push_back(Flight {
-                        task: request.task,
-                        sink: request.sink,
-                        index: request.index,
-                        position: worker.position,
-                        spare,
-                        lost: request.lost,
-                        cancelled: false,
-                    });
-                    worker.position += 1;
-                }
-                Ok(false) => {
-                    worker.leaving = true;
-                    queue.push_front(request);
-                }
-                Err(error) => request.tell(Err(error)),
-            }
-        }
-        if state.crashes.given_up && state.workers.is_empty() {
-            let error = state.crashes.error();
-            for request in state.queue.drain(..) {
-                request.tell(Err(error.again()));
-            }
-        }
-        if state.phase == Phase::Closed {
-            for request in state.queue.drain(..) {
-                request.tell(Err(closed()));
-            }
         }
     }
 }

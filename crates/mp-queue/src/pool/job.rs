@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::arena::Arena;
 use shm_core::clock::now_ns;
-use shm_core::message::{self, Incoming, Outgoing};
+use shm_core::message::{Incoming, Outgoing};
 use spawn::{Failure, Function, Outcome, attempt};
 
 use super::link::{Form, Told};
@@ -19,12 +19,36 @@ pub(crate) struct Job {
     /// The worker's own state, as its initializer made it.
     pub(super) state: Box<dyn Any>,
     pub(super) task: u64,
-    /// When the task was begun, on the clock of [`now_ns`].
-    pub(super) since: u64,
+    /// When the task was begun, on the clock of [`now_ns`], if it is timed.
+    pub(super) since: Option<u64>,
+    /// How long it took, if it was timed and is over.
+    pub(super) nanos: u64,
+    // Both in their places from one task to the next: moving a message costs more than writing or reading most.
     /// The arguments, until they are read.
-    pub(super) message: Option<Box<Incoming>>,
-    /// The reply.
-    pub(super) reply: Option<Outgoing>,
+    pub(super) message: Incoming,
+    /// The reply, if there is one.
+    pub(super) reply: Outgoing,
+    pub(super) is_replied: bool,
+}
+
+impl Job {
+    /// Makes the reply.
+    pub(super) fn reply<T: Serialize>(&mut self, form: Form, rest: T) {
+        let _ = self.try_reply(form, rest);
+    }
+
+    fn try_reply<T: Serialize>(&mut self, form: Form, rest: T) -> shm_core::Result<()> {
+        let told = Told {
+            task: self.task,
+            nanos: self.nanos,
+            form,
+        };
+        self.reply
+            .encode(&self.arena, (told, rest))
+            .map_err(|failed| failed.error)?;
+        self.is_replied = true;
+        Ok(())
+    }
 }
 
 /// Names the call of `f` with one argument.
@@ -115,52 +139,32 @@ where
     A: DeserializeOwned + 'static,
     V: Serialize,
 {
-    let Some(message) = job.message.take() else {
-        return;
-    };
     // Reading runs the user's `Deserialize`, writing the user's `Serialize`: both may panic.
     let mut args = None;
     let read = attempt(|| {
-        args = Some(message.decode::<A>()?);
+        args = Some(job.message.take::<A>()?);
         Ok::<_, shm_core::Error>(())
     });
     let outcome = match (read, args) {
         (Ok(()), Some(args)) => call(job.state.as_mut(), args),
-        (Err(failure), _) => Err(failure),
+        (Err(failure), _) => {
+            // What was not read of it is not kept until the next one comes.
+            job.message = Incoming::default();
+            Err(failure)
+        }
         (Ok(()), None) => return,
     };
-    let told = Told {
-        task: job.task,
-        nanos: now_ns().saturating_sub(job.since),
-        form: Form::Answer,
-    };
-    let mut written = None;
-    let wrote = attempt(|| {
-        written =
-            Some(message::encode(&job.arena, (told, outcome)).map_err(|failed| failed.error)?);
-        Ok::<_, shm_core::Error>(())
-    });
-    job.reply = match wrote {
-        Ok(()) => written,
-        Err(failure) => refusal(
-            job,
-            format!(
-                "its result of type {} could not be sent: {}",
-                type_name::<V>(),
-                said(&failure)
-            ),
-        ),
-    };
-}
-
-/// A reply that says why there is no other.
-pub(super) fn refusal(job: &Job, reason: String) -> Option<Outgoing> {
-    let told = Told {
-        task: job.task,
-        nanos: 0,
-        form: Form::Refused,
-    };
-    message::encode(&job.arena, (told, reason)).ok()
+    if let Some(since) = job.since {
+        job.nanos = now_ns().saturating_sub(since).max(1);
+    }
+    if let Err(failure) = attempt(|| job.try_reply(Form::Answer, outcome)) {
+        let text = format!(
+            "its result of type {} could not be sent: {}",
+            type_name::<V>(),
+            said(&failure)
+        );
+        job.reply(Form::Refused, text);
+    }
 }
 
 fn said(failure: &Failure) -> String {

@@ -291,7 +291,7 @@ impl Crew {
         if let Some(message) = flight.spare {
             return Some(Request {
                 task: flight.task,
-                message,
+                message: *message,
                 sink: flight.sink,
                 index: flight.index,
                 lost,

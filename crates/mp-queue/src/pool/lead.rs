@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Condvar;
 
 use shm_core::deadlock::{WaitFor, Waiting};
-use shm_core::object::Object;
+use shm_core::object::{Lookout, Object};
 
 use super::crew::{Crew, Leader, State};
 use super::locked::Locked;
@@ -24,9 +24,19 @@ impl Crew {
         &self,
         deadline: Deadline,
         sink: Option<&Sink>,
+        done: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<Result<T>> {
+        self.wait_from(self.lock(), deadline, sink, done)
+    }
+
+    /// [`wait_for`](Self::wait_for), from where the lock is held already.
+    pub(super) fn wait_from<'c, T>(
+        &'c self,
+        mut state: Locked<'c>,
+        deadline: Deadline,
+        sink: Option<&Sink>,
         mut done: impl FnMut(&mut State) -> Option<T>,
     ) -> Option<Result<T>> {
-        let mut state = self.lock();
         loop {
             self.turn(&mut state);
             if let Some(answer) = done(&mut state) {
@@ -39,25 +49,34 @@ impl Crew {
                 // The keeper sees that the lead is not its own any more.
                 state.leader = Leader::Caller;
                 // What the next reply can come through: looked at without the lock while this thread spins.
-                let watched: Vec<Object> = state
+                let mut watched = state
                     .workers
                     .iter()
                     .filter(|worker| !worker.flights.is_empty())
-                    .map(|worker| worker.link.replies().clone())
-                    .collect();
+                    .map(|worker| Arc::clone(worker.link.replies()));
+                // Mostly there is one, and the others need no memory then.
+                let first = watched.next();
+                let others: Vec<Arc<Object>> = watched.collect();
                 drop(state);
-                let lead = Lead(self);
+                let first = first.as_ref().map(|lane| lane.lookout(0));
+                let others: Vec<_> = others.iter().map(|lane| lane.lookout(0)).collect();
+                let lead = Lead::of(self);
                 let answer = wait(
                     &self.bell,
                     0,
                     self.options.policy,
                     deadline,
                     &Cell::new(None),
-                    || watched.iter().any(|lane| lane.lookout(0).glance()),
+                    || {
+                        first.as_ref().is_some_and(Lookout::glance)
+                            || others.iter().any(Lookout::glance)
+                    },
                     |_| {
                         let mut state = self.lock();
                         self.turn(&mut state);
-                        done(&mut state).map(Ok)
+                        let answer = done(&mut state)?;
+                        lead.lay_down(&mut state);
+                        Some(Ok(answer))
                     },
                 );
                 drop(lead);
@@ -152,13 +171,30 @@ enum Followed<T> {
     Lead,
 }
 
-/// The lead; dropped, it is somebody else's.
-struct Lead<'a>(&'a Crew);
+/// The lead; dropped, it is somebody else's, if it was not laid down before.
+struct Lead<'a> {
+    crew: &'a Crew,
+    is_over: Cell<bool>,
+}
+
+impl<'a> Lead<'a> {
+    fn of(crew: &'a Crew) -> Self {
+        let is_over = Cell::new(false);
+        Self { crew, is_over }
+    }
+
+    fn lay_down(&self, state: &mut State) {
+        if !self.is_over.replace(true) {
+            state.leader = Leader::Nobody;
+            self.crew.offer_the_lead(state);
+        }
+    }
+}
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.leader = Leader::Nobody;
-        self.0.offer_the_lead(&state);
+        if !self.is_over.get() {
+            self.lay_down(&mut self.crew.lock());
+        }
     }
 }

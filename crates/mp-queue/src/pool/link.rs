@@ -4,16 +4,19 @@
 //! requests' object also has a word for each place in the lane, its *turn*: the worker takes the turn before it begins,
 //! the pool revokes it to cancel, and one compare-and-swap decides who came first.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use shm_core::arena::Arena;
 use shm_core::message::{Incoming, Outgoing};
 use shm_core::object::{Array, LaneEnd, Object, ObjectKind};
 use shm_core::sync::Shared;
-use shm_core::transfer::{Get, Put};
+use shm_core::transfer::{Found as Got, Get, Put};
 use shm_core::turn::{Found, Revoked, Turn};
 use spawn::Function;
 
 use super::job::Job;
+use super::sink::{keep_spare, spare};
 use crate::channel::{CONSUMERS, NOT_EMPTY, PRODUCERS};
 use crate::counters;
 use crate::error::{Error, Result};
@@ -33,7 +36,7 @@ pub(super) struct Ask {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Told {
     pub(super) task: u64,
-    /// How long the task took, in nanoseconds.
+    /// How long the task took, in nanoseconds; 0 where that was not looked at.
     pub(super) nanos: u64,
     pub(super) form: Form,
 }
@@ -76,6 +79,8 @@ pub(super) struct Orders {
 pub(super) struct Link {
     requests: LaneEnd,
     replies: LaneEnd,
+    /// Where replies come to, for who looks out for them without the pool's lock.
+    watched: Arc<Object>,
 }
 
 /// Makes both sides.
@@ -96,6 +101,7 @@ pub(super) fn connect(arena: &Arena, bell: &Object, orders: Orders) -> Result<(L
     let link = Link {
         requests: requests.lane_end(PRODUCERS)?,
         replies: replies.lane_end(CONSUMERS)?,
+        watched: Arc::new(replies.clone()),
     };
     let ends = Ends {
         requests: requests.lane_end(CONSUMERS)?,
@@ -120,15 +126,19 @@ impl Link {
     }
 
     /// What replies come through.
-    pub(super) fn replies(&self) -> &Object {
-        self.replies.object()
+    pub(super) fn replies(&self) -> &Arc<Object> {
+        &self.watched
     }
 
     /// The next reply, if there is one. In a box, because it goes through many hands.
     pub(super) fn reply(&mut self) -> Result<Option<Box<Incoming>>> {
-        match self.replies.try_get()? {
-            Get::Message(message, _) => Ok(Some(Box::new(message))),
-            Get::Empty | Get::Pending(_) | Get::Drained => Ok(None),
+        let mut message = spare();
+        match self.replies.try_get_into(&mut message)? {
+            Got::Message(_) => Ok(Some(message)),
+            Got::Empty | Got::Pending(_) | Got::Drained => {
+                keep_spare(message);
+                Ok(None)
+            }
         }
     }
 

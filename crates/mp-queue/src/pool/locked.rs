@@ -27,7 +27,8 @@ impl Wakers {
     }
 
     fn wake(&self) {
-        if !self.any.swap(false, Ordering::Relaxed) {
+        // Looked at first: this comes with each release of the lock, and there is hardly ever one.
+        if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Relaxed) {
             return;
         }
         let wakers = std::mem::take(&mut *self.wakers.lock());

@@ -1,5 +1,6 @@
 //! Where outcomes arrive for the thread that waits for them.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
@@ -27,8 +28,10 @@ impl Arrived {
     /// The value, once the reply is read as what the function gives.
     pub(super) fn value<V: DeserializeOwned>(self) -> Result<V> {
         let (task, pid) = (self.task, self.pid);
-        let outcome: Result<V, Failure> = self.outcome?.decode()?;
-        outcome.map_err(|failure| failed(task, pid, failure))
+        let mut message = self.outcome?;
+        let outcome = message.take::<Result<V, Failure>>();
+        keep_spare(message);
+        outcome?.map_err(|failure| failed(task, pid, failure))
     }
 
     /// The values of a chunk of `count` tasks. What befell the chunk befell each of them.
@@ -78,6 +81,38 @@ fn failed(task: u64, pid: u32, failure: Failure) -> Error {
             Error::new(kind, text)
         }
     }
+}
+
+thread_local! {
+    /// An empty message, to be used again: a new one for each reply costs more than reading most.
+    static SPARE: Cell<Option<Box<Incoming>>> = const { Cell::new(None) };
+    /// A sink that nobody uses, likewise.
+    static SINK: Cell<Option<Arc<Sink>>> = const { Cell::new(None) };
+}
+
+/// A message to take a reply into.
+pub(super) fn spare() -> Box<Incoming> {
+    SPARE
+        .try_with(Cell::take)
+        .ok()
+        .flatten()
+        .unwrap_or_default()
+}
+
+/// Keeps an empty message for [`spare`].
+pub(super) fn keep_spare(message: Box<Incoming>) {
+    let _ = SPARE.try_with(|spare| spare.set(Some(message)));
+}
+
+/// A sink for one outcome that is waited for within `wait`.
+pub(super) fn with_sink<R>(wait: impl FnOnce(&Arc<Sink>) -> R) -> R {
+    let sink = SINK.try_with(Cell::take).ok().flatten().unwrap_or_default();
+    let answer = wait(&sink);
+    // One that is still known elsewhere may yet be told something.
+    if Arc::strong_count(&sink) == 1 && sink.is_empty() {
+        let _ = SINK.try_with(|spare| spare.set(Some(sink)));
+    }
+    answer
 }
 
 /// A place for outcomes. Pushed to under the pool's lock; its own lock is for the type system only.

@@ -17,17 +17,36 @@ use std::time::{Duration, Instant};
 use crate::arena::Arena;
 use crate::cells::Owner;
 use crate::clock::now_ns;
+use crate::failure::Named;
 use crate::layout::{WORD, row};
 use crate::object::Object;
 use crate::participant::table::Row;
 
 mod group;
 mod scan;
+mod told;
 
 use scan::Snapshot;
 
 /// Threads of this process that serve the library: they do nothing that could end a wait of somebody else.
 static SERVANTS: AtomicU32 = AtomicU32::new(0);
+
+/// See [`set_long_wait`].
+static LONG_MS: AtomicU64 = AtomicU64::new(10_000);
+
+/// From how long a wait on is long, for all waits of this process: it is then told once, as a `tracing` warning.
+pub fn set_long_wait(limit: Duration) {
+    LONG_MS.store(
+        limit.as_millis().try_into().unwrap_or(u64::MAX),
+        Ordering::Relaxed,
+    );
+}
+
+/// From how long a wait on is long.
+#[must_use]
+pub fn long_wait() -> Duration {
+    Duration::from_millis(LONG_MS.load(Ordering::Relaxed))
+}
 
 /// How long a wait has lasted before the first look for a deadlock.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
@@ -191,6 +210,13 @@ impl Waiting {
     pub fn elapsed(&self) -> Duration {
         self.since.elapsed()
     }
+
+    /// Waits of processes of this participant's context `context`, without a deadline, for messages from queues whose
+    /// senders this process holds still, it alone: what they wait for, if nobody puts it, is that those are dropped.
+    #[must_use]
+    pub fn on_our_senders(&self, context: u32) -> Vec<Wait> {
+        scan::on_our_senders(&self.arena, context)
+    }
 }
 
 /// A free entry of the own row: other threads of this process look for one, too.
@@ -265,16 +291,15 @@ pub struct Wait {
     pub what: String,
     /// For how long.
     pub for_ns: u64,
+    /// What would have ended it; empty where there is nothing to say.
+    advice: &'static str,
 }
 
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {}", self.pid)?;
-        if !self.name.is_empty() {
-            write!(f, " ({:?})", self.name)?;
-        }
+        let who = Named(&self.name, self.pid);
         let seconds = Duration::from_nanos(self.for_ns).as_secs_f64();
-        write!(f, " has waited {seconds:.1} s for {}", self.what)
+        write!(f, "{who} has waited {seconds:.1} s for {}", self.what)
     }
 }
 
@@ -284,10 +309,16 @@ impl fmt::Display for Deadlock {
         for (index, wait) in self.waits.iter().enumerate() {
             write!(f, "{}{wait}", if index == 0 { "" } else { "; " })?;
         }
-        f.write_str(
-            ". Nobody else can end these waits. Drop or close what is not needed any more (the last sender ends its \
-             receivers' loops, the last receiver their senders'), or wait with a timeout",
-        )
+        f.write_str(". Nobody else can end these waits")?;
+        for (index, wait) in self.waits.iter().enumerate() {
+            let told = self.waits[..index]
+                .iter()
+                .any(|before| before.advice == wait.advice);
+            if !told && !wait.advice.is_empty() {
+                write!(f, ". {}", wait.advice)?;
+            }
+        }
+        f.write_str(". Or wait with a timeout")
     }
 }
 

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
-use super::{CHANGE, Deadlock, PROCESSES, Wait, entry_words};
+use super::{CHANGE, Deadlock, PROCESSES, Wait, entry_words, told};
 use crate::arena::Arena;
 use crate::cells::Owner;
 use crate::clock::now_ns;
@@ -12,7 +12,7 @@ use crate::held::Held;
 use crate::layout::{LINE, row};
 use crate::lease::{self, Kind};
 use crate::line::Counted;
-use crate::object::Object;
+use crate::object::{Object, ObjectKind};
 use crate::participant::liveness;
 use crate::participant::table::{Life, Row, rows};
 use crate::reap;
@@ -137,7 +137,7 @@ fn noted(row: &Row<'_>) -> Vec<Noted> {
 }
 
 /// The object that a wait is on. Nobody's count changes: the waiter holds it while it waits.
-fn object_of(arena: &Arena, line: u64) -> Option<Object> {
+pub(super) fn object_of(arena: &Arena, line: u64) -> Option<Object> {
     let segment = arena.segment();
     // What a row says is checked, not trusted.
     heap::locate(segment, line)?;
@@ -197,37 +197,55 @@ fn count_holders(arena: &Arena, present: &[Owner], scene: &mut Scene) {
     }
 }
 
+/// See [`Waiting::on_our_senders`](super::Waiting::on_our_senders).
+pub(super) fn on_our_senders(arena: &Arena, context: u32) -> Vec<Wait> {
+    let joined = Some((arena.me(), context as u16));
+    let now = now_ns();
+    let mut found = Vec::new();
+    for row in rows(arena.segment()) {
+        let Some((owner, state)) = row.occupant() else {
+            continue;
+        };
+        if context_of(&row, owner) != joined {
+            continue;
+        }
+        for wait in noted(&row) {
+            let object = (wait.kind() == CHANGE && wait.detail >> 32 == 0)
+                .then(|| object_of(arena, wait.subject))
+                .flatten()
+                .filter(|object| object.kind() == ObjectKind::Queue);
+            if object.is_some_and(|object| told::holders_of(arena, &object, 0) == [arena.me()]) {
+                found.push(wait.told(arena, (owner, state.pid), now));
+            }
+        }
+    }
+    found
+}
+
+impl Noted {
+    /// This wait of a participant, for people.
+    fn told(self, arena: &Arena, (owner, pid): (Owner, u32), now: u64) -> Wait {
+        let record = arena.record_of(owner);
+        Wait {
+            pid,
+            name: record.map(|record| record.name).unwrap_or_default(),
+            what: told::describe(arena, self),
+            for_ns: now.saturating_sub(self.since),
+            advice: told::advice(arena, self),
+        }
+    }
+}
+
 impl Snapshot {
     /// The story for people.
     pub(super) fn tell(&self, arena: &Arena) -> Deadlock {
         let now = now_ns();
         let waits = self.0.iter().flat_map(|stuck| {
-            let name = arena
-                .record_of(stuck.owner)
-                .map(|record| record.name)
-                .unwrap_or_default();
-            stuck.waits.iter().map(move |wait| Wait {
-                pid: stuck.pid,
-                name: name.clone(),
-                what: describe(arena, *wait),
-                for_ns: now.saturating_sub(wait.since),
-            })
+            let waits = stuck.waits.iter();
+            waits.map(move |wait| wait.told(arena, (stuck.owner, stuck.pid), now))
         });
         Deadlock {
             waits: waits.collect(),
         }
-    }
-}
-
-fn describe(arena: &Arena, wait: Noted) -> String {
-    if wait.kind() == PROCESSES {
-        return match wait.detail {
-            1 => "a process that it joins".to_owned(),
-            n => format!("{n} processes that it joins"),
-        };
-    }
-    match object_of(arena, wait.subject) {
-        Some(object) => object.awaited(wait.detail >> 32),
-        None => "something that is gone".to_owned(),
     }
 }

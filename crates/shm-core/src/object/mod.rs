@@ -289,19 +289,20 @@ impl Object {
     /// Whether it was closed. An object without messages always is.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        let cells = self.cells(0).map(|cells| cells.is_closed());
-        cells
-            .or_else(|_| self.lane(0).map(|lane| lane.is_closed()))
-            .unwrap_or(true)
+        // What it is first: who waits asks this at each turn, and an error that nobody reads takes longer than the answer.
+        match self.array(0) {
+            Array::Lane { .. } => self.lane(0).is_ok_and(|lane| lane.is_closed()),
+            _ => self.cells(0).map_or(true, |cells| cells.is_closed()),
+        }
     }
 
     /// About how many messages there are.
     #[must_use]
     pub fn len(&self) -> u64 {
-        let cells = self.cells(0).map(|cells| cells.len());
-        cells
-            .or_else(|_| self.lane(0).map(|lane| lane.len()))
-            .unwrap_or(0)
+        match self.array(0) {
+            Array::Lane { .. } => self.lane(0).map_or(0, |lane| lane.len()),
+            _ => self.cells(0).map_or(0, |cells| cells.len()),
+        }
     }
 
     /// Whether there is no message, and none is being put or taken: exact, where [`len`](Self::len) is a hint that a death

@@ -5,6 +5,7 @@
 //! big worlds take some minutes: `cargo test --release --test explore -- --ignored --nocapture`.
 
 mod engine;
+mod intake;
 mod locks;
 mod memory;
 mod queue;

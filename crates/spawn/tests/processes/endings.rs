@@ -130,7 +130,7 @@ fn an_error_comes_home_with_its_chain() {
     assert_eq!(
         error.to_string(),
         format!(
-            "process 0 (\"fails\", pid {}) returned an error: {}: {}",
+            "process \"fails\" (pid {}) returned an error: {}: {}",
             worker.pid, chain[0], chain[1]
         )
     );

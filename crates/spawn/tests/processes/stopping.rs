@@ -101,7 +101,7 @@ fn terminating_is_told_as_an_interruption() {
     );
     let text = error.to_string();
     assert!(
-        text.starts_with("process 0 (\"sleeps.0\", pid ")
+        text.starts_with("process \"sleeps.0\" (pid ")
             && text.contains(", with 1 more, was stopped on request"),
         "{text}"
     );
