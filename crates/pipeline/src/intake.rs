@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use mp_queue::{Deadline, ErrorKind as QueueErrorKind, Receiver};
 use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
+use shm_core::message::Incoming;
 
 use crate::board::State;
 use crate::error::{ErrorKind, Result};
@@ -167,18 +169,48 @@ impl Intake {
         // Time cards go home while there is nothing else to do, but not before each of many short waits.
         let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
         let soon = left().map_or(SOON, |left| left.min(SOON));
-        match wire::take_waiting(&self.from, Deadline::after(soon), home, waits) {
+        match take_waiting(&self.from, Deadline::after(soon), home, waits) {
             Err(error) if *error.kind() == QueueErrorKind::TimedOut => home.flush(),
             answer => return answer,
         }
         let Some(left) = left() else {
-            return wire::take_waiting(&self.from, Deadline::Never, home, waits);
+            return take_waiting(&self.from, Deadline::Never, home, waits);
         };
         // Who goes on at that time by itself is in no knot, unless it may be helped out of it.
         let waits = if keeps == 0 { State::Pauses } else { waits };
         home.board.show(home.rank, waits);
-        wire::take_waiting(&self.from, Deadline::after(left), home, waits)
+        take_waiting(&self.from, Deadline::after(left), home, waits)
     }
+}
+
+/// As [`wire::take`], for a process that shows on the board that it waits: it is shown as pausing before it takes anything, so
+/// that whoever sees it wait after the queue was empty knows that it has nothing. `None`: it was told to wait no longer for
+/// what is before the items that it keeps back.
+///
+/// # Errors
+/// As [`wire::take`].
+fn take_waiting(
+    from: &Receiver<Item>,
+    deadline: Deadline,
+    home: &Home,
+    waits: State,
+) -> mp_queue::Result<Option<Came>> {
+    let mut message = Incoming::default();
+    let board = &home.board;
+    let may_pass = || {
+        // Between what was set before this wait was woken, and what it sees.
+        fence(Ordering::SeqCst);
+        let may = board.may_pass(home.rank);
+        board.show(home.rank, State::Pauses);
+        may
+    };
+    let in_vain = || board.show(home.rank, waits);
+    let taken = from.take_unless(deadline, &mut message, may_pass, in_vain);
+    Ok(if taken? {
+        Some(wire::came(message)?)
+    } else {
+        None
+    })
 }
 
 /// An input of what was kept back.

@@ -7,17 +7,14 @@
 //! Of those, an item that is all of one slot and has no value beside it is written as the slot's memory and five words:
 //! nothing is serialized, and the receiver has not to be told what it knows.
 
-use std::sync::atomic::{Ordering, fence};
-
 use mp_queue::{Deadline, PutError, Receiver, Sender};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::SharedTensor;
 use shm_core::message::{Block, Incoming, Outgoing};
 
-use crate::board::{Place, State};
+use crate::board::Place;
 use crate::device::Memory;
-use crate::home::Home;
 use crate::item::{Attached, Item, Member, Share};
 
 /// Like most.
@@ -114,38 +111,13 @@ pub(crate) fn take(from: &Receiver<Item>, deadline: Deadline) -> mp_queue::Resul
     came(message)
 }
 
+/// What a message holds.
 #[inline]
-fn came(mut message: Incoming) -> mp_queue::Result<Came> {
+pub(crate) fn came(mut message: Incoming) -> mp_queue::Result<Came> {
     match message.take_block() {
         Some(block) => Slim::of_block(block?).map(Came::Slim),
         None => message.take_or().map(Came::Item),
     }
-}
-
-/// As [`take`], for a process that shows on the board that it waits: it is shown as pausing before it takes anything, so
-/// that whoever sees it wait after the queue was empty knows that it has nothing. `None`: it was told to wait no longer for
-/// what is before the items that it keeps back.
-///
-/// # Errors
-/// As [`take`].
-pub(crate) fn take_waiting(
-    from: &Receiver<Item>,
-    deadline: Deadline,
-    home: &Home,
-    waits: State,
-) -> mp_queue::Result<Option<Came>> {
-    let mut message = Incoming::default();
-    let board = &home.board;
-    let may_pass = || {
-        // Between what was set before this wait was woken, and what it sees.
-        fence(Ordering::SeqCst);
-        let may = board.may_pass(home.rank);
-        board.show(home.rank, State::Pauses);
-        may
-    };
-    let in_vain = || board.show(home.rank, waits);
-    let taken = from.take_unless(deadline, &mut message, may_pass, in_vain);
-    Ok(if taken? { Some(came(message)?) } else { None })
 }
 
 /// As [`take`], for who wants it whole.

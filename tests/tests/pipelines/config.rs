@@ -482,33 +482,3 @@ impl Stage for Huge {
         Ok(())
     }
 }
-
-pub(crate) fn tensors_that_do_not_fit_the_next_stage_are_refused() {
-    use crate::stages::{Copy, Load, LoadParams, SeeParams};
-    use tensormp::pipeline::stages::{Batcher, BatcherParams};
-    use tensormp::pipeline::{Pipeline, Step};
-
-    let batch = BatcherParams {
-        batch: 4,
-        ..BatcherParams::default()
-    };
-    let of = |step: Step| {
-        Pipeline::new()
-            .client(crate::flow::client(1))
-            .step(Step::of::<Load>("load", LoadParams::default()))
-            .step(step)
-            .step(Step::of::<Copy>("copy", SeeParams::default()))
-            .step(crate::flow::see())
-    };
-    let error = of(Step::of::<Batcher>("batch", batch)).check().unwrap_err();
-    let error = error.to_string();
-    for part in [
-        "step \"copy\", queue group 0, in_queue",
-        "step \"batch\"",
-        "u64[≤48, 500] does not fit u64[≤12, 500]",
-    ] {
-        assert!(error.contains(part), "{part}: {error}");
-    }
-    let passes = of(Step::of::<Batcher>("batch", BatcherParams::default()));
-    passes.check().unwrap();
-}

@@ -3,7 +3,7 @@
 //!
 //! A number goes through three steps: the first writes tensors that only it can have, the second reads and copies them, the
 //! third reads them and counts the number in a word of the arena. How many processes, slots and segments there are, who gets
-//! what, what becomes of unfinished items and how the run is ended is drawn. However it ends, each input that was offered is
+//! what, in which order, what becomes of unfinished items and how the run is ended is drawn. However it ends, each input that was offered is
 //! finished, dropped or failed; what is finished was counted; and no more failed than processes died.
 
 use std::collections::BTreeSet;
@@ -112,6 +112,8 @@ struct Plan {
     slots: u32,
     segments: u32,
     every: bool,
+    /// The last step is one process that gets its items in order, and is left alone.
+    ordered: bool,
     /// How often each process is replaced.
     restarts: u32,
     unfinished: Unfinished,
@@ -146,6 +148,7 @@ impl Plan {
             segments,
             every: segments == 1 && rng.bool(),
             restarts,
+            ordered: restarts > 0 && rng.bool(),
             unfinished: if rng.bool() {
                 Unfinished::Redeliver
             } else {
@@ -162,10 +165,15 @@ impl Plan {
     }
 
     fn start(&self, seen: &AliasedTensor<u64>) -> Result<Running> {
+        // What would be reported is what order would wait for, right behind it.
+        let unfinished = match self.ordered {
+            true => Unfinished::Redeliver,
+            false => self.unfinished,
+        };
         let step = |step: Step, at: usize| {
             let step = step.replicas(self.replicas[at]);
             if self.restarts > 0 {
-                step.restart(self.restarts, self.unfinished)
+                step.restart(self.restarts, unfinished)
             } else {
                 step
             }
@@ -175,6 +183,11 @@ impl Plan {
             Delivery::Every
         } else {
             Delivery::One
+        };
+        let count = Step::of::<Count>(name("c"), seen.clone());
+        let count = match self.ordered {
+            true => count.ordered(),
+            false => step(count, 2),
         };
         let running = Pipeline::new()
             .client(Client::new(0..self.items))
@@ -187,7 +200,7 @@ impl Plan {
                     .delivery(delivery),
                 1,
             ))
-            .step(step(Step::of::<Count>(name("c"), seen.clone()), 2))
+            .step(count)
             .start()?;
         Ok(running)
     }
@@ -204,7 +217,8 @@ impl Plan {
                 for &(after, which, blow) in &self.blows {
                     std::thread::sleep(after);
                     let pids = stopper.pids();
-                    let Some(&pid) = pids.get(which % pids.len().max(1)) else {
+                    let targets = pids.len() - usize::from(self.ordered && !pids.is_empty());
+                    let Some(&pid) = pids.get(which % targets.max(1)) else {
                         continue;
                     };
                     if strike(pid, blow, control)
