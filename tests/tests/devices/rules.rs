@@ -198,10 +198,10 @@ fn a_tensor_of_another_type_is_refused() {
     queue
         .put(Doubles(DeviceTensor::zeros([2]).unwrap()))
         .unwrap();
-    // The same queue, believed to be of another type.
+    // The same queue, believed to be of another type: in a tuple, since `open` looks at the types of a queue itself.
     let arena = Arena::current().unwrap();
-    arena.publish("doubles", &queue).unwrap();
-    let lied: Queue<Whole> = arena.open("doubles").unwrap();
+    arena.publish("doubles", &(&queue,)).unwrap();
+    let (lied,): (Queue<Whole>,) = arena.open("doubles").unwrap();
     let mut context = spawn(look, lied.receiver().clone(), 1).unwrap();
     let text = &context.join().unwrap()[0];
     assert!(text.contains("f64") && text.contains("i32"), "{text}");

@@ -114,10 +114,13 @@ impl Stopwatch {
 }
 
 /// The function of the last request, resolved: the next one mostly names it, too.
-struct Resolved(Option<(Function<Job>, fn(&mut Job))>);
+struct Resolved(Option<(Function<Job>, Call)>);
+
+/// What a resolved function is called as.
+type Call = fn(&mut Job);
 
 impl Resolved {
-    fn get(&mut self, function: Function<Job>) -> spawn::Result<fn(&mut Job)> {
+    fn get(&mut self, function: Function<Job>) -> spawn::Result<Call> {
         match self.0 {
             Some((last, call)) if last == function => Ok(call),
             _ => {
