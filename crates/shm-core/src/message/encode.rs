@@ -235,9 +235,7 @@ impl Outgoing {
             Ok(spill) => spill,
             Err(error) => return whole(error, Some(value)),
         };
-        if let Some(aside) = &mut scope.aside
-            && let Err(error) = aside.finish()
-        {
+        if let Err(error) = scope.finish() {
             return whole(error, Some(value));
         }
         self.pins = scope.pins;
