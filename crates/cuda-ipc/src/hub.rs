@@ -387,7 +387,9 @@ impl Hub {
         for memory in memories {
             let ready = |index| record(&memory.object, index, block::READY).load(Ordering::Acquire);
             for index in 0..memory.count {
-                if let Mark::Joint(id, _) = Mark::from_word(ready(index)) {
+                if let Mark::Joint(id, _) = Mark::from_word(ready(index))
+                    && !crate::sabotage::is("joint")
+                {
                     spoken_of.insert(id);
                 }
             }

@@ -144,6 +144,7 @@ impl Place {
         match self.own_event(index) {
             Some(id) => {
                 let event = self.event(id)?;
+                self.claim_ready(index, id);
                 if !sabotage::is("ordering") {
                     stream.driver().record(event.raw()?, stream.raw()?)?;
                 }
@@ -157,6 +158,14 @@ impl Place {
             }
         }
         Ok(())
+    }
+
+    /// Before a process that is not the origin records *ready* anew: were it killed before it says so, the origin would take
+    /// the record for that of whoever had said it before, and wait for it for ever.
+    fn claim_ready(&self, index: u32, id: EventId) {
+        if matches!(self, Self::Away(_)) {
+            self.set(index, block::READY, Mark::Claimed(id, self.me()));
+        }
     }
 
     /// Makes `stream` wait for whoever wrote the block; for the tensors of one message that one event stands for, once.
@@ -257,6 +266,7 @@ impl Place {
             && !block::RELEASES.into_iter().any(says)
         {
             let event = self.event(id)?;
+            self.claim_ready(index, id);
             stream.driver().record(event.raw()?, stream.raw()?)?;
             self.set(index, block::READY, Mark::Recorded(id, me));
             return Ok(());

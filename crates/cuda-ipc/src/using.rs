@@ -161,7 +161,9 @@ impl Use {
             stream.wait_for(other)?;
         }
         // What was true of its elements is not any more.
-        crate::staging::forget(self);
+        if !crate::sabotage::is("copy") {
+            crate::staging::forget(self);
+        }
         drop(self.source.lock().take());
         let mut published = self.published.lock();
         if *published {

@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_thousand_tensors_that_are_dropped_are_one_record_and_one_wait_to_send,
     tensors_of_one_message_go_different_ways_in_order,
     tensors_of_one_message_on_several_streams_are_each_in_order,
+    an_event_of_many_is_not_used_again_while_a_message_speaks_of_it,
     a_message_that_cannot_be_sent_leaves_its_tensors_as_they_were,
 ];
 
@@ -210,6 +211,36 @@ fn tensors_of_one_message_on_several_streams_are_each_in_order() {
     }
     drop(sender);
     assert_eq!(context.join().unwrap(), [wanted]);
+    drop(streams);
+    all_is_well(session);
+}
+
+fn an_event_of_many_is_not_used_again_while_a_message_speaks_of_it() {
+    const MESSAGES: u32 = 60;
+    fn read(_rank: usize, from: Receiver<Many>) -> tensormp::Result<Vec<u32>> {
+        let mut values = Vec::new();
+        for tensors in &from {
+            for tensor in &tensors {
+                let elements = tensor.to_vec().unwrap();
+                assert!(elements.iter().all(|x| *x == elements[0]), "torn");
+            }
+            values.push(tensors[2].to_vec().unwrap()[63]);
+        }
+        Ok(values)
+    }
+    let session = slow_machine();
+    let device = Device::new(0).unwrap();
+    let streams = [(); 3].map(|()| Stream::new(device).unwrap());
+    let (sender, receiver) = Queue::bounded(MESSAGES as usize).unwrap().split();
+    // All are sent before the first is received. What one stream records says nothing of the others.
+    for value in 0..MESSAGES {
+        let stream = &streams[value as usize % 3];
+        let tensors = stream.scope(|| (0..3).map(|_| written_later(value)).collect());
+        sender.put(tensors).unwrap();
+    }
+    drop(sender);
+    let mut context = spawn(read, receiver, 1).unwrap();
+    assert_eq!(context.join().unwrap(), [(0..MESSAGES).collect::<Vec<_>>()]);
     drop(streams);
     all_is_well(session);
 }

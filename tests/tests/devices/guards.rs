@@ -23,6 +23,18 @@ fn each_guard_that_is_left_out_is_missed_by_a_test() {
             "put_and_get_in_one_process_gives_the_original",
         ),
         (
+            "ordering",
+            "tensors_of_one_message_on_several_streams_are_each_in_order",
+        ),
+        (
+            "joint",
+            "an_event_of_many_is_not_used_again_while_a_message_speaks_of_it",
+        ),
+        (
+            "copy",
+            "a_copy_through_the_host_ends_where_the_tensor_is_written_again",
+        ),
+        (
             "device",
             "devices_travel_by_what_they_are_called_everywhere",
         ),

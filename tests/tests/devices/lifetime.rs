@@ -22,10 +22,6 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_consumer_killed_at_any_step_leaves_no_memory,
     a_consumer_that_goes_on_for_long_keeps_no_events,
     a_device_that_is_full_takes_back_what_nobody_uses,
-    memory_that_is_given_back_is_closed_by_those_who_had_it_open,
-    an_idle_process_closes_what_it_is_asked_to_close,
-    a_full_device_gets_back_what_an_idle_process_has_open,
-    memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -204,10 +200,10 @@ fn a_descriptor_keeps_the_memory_of_a_dead_producer() {
 }
 
 /// Where to send it, that all is prepared, and that it may begin.
-type Promise = (Sender<SharedDeviceTensor<u8>>, Event, Event);
+pub(crate) type Promise = (Sender<SharedDeviceTensor<u8>>, Event, Event);
 
 /// Sends a tensor that its stream has yet to write, and is told to wait for its end.
-fn promise(_rank: usize, (to, ready, go): Promise) -> tensormp::Result<()> {
+pub(crate) fn promise(_rank: usize, (to, ready, go): Promise) -> tensormp::Result<()> {
     // Made before the streams are held back, so that only the last copy is late.
     let source = DeviceTensor::from_slice([100], &[8; 100])?;
     let mut late = DeviceTensor::<u8>::zeros([100])?;
@@ -240,7 +236,9 @@ fn read_of_the_dead(session: cuda_emulator::Session) -> Result<Vec<u8>, String> 
     read
 }
 
-fn receiver_of(from: &Receiver<SharedDeviceTensor<u8>>) -> Result<SharedDeviceTensor<u8>, String> {
+pub(crate) fn receiver_of(
+    from: &Receiver<SharedDeviceTensor<u8>>,
+) -> Result<SharedDeviceTensor<u8>, String> {
     from.get().map_err(|error| error.to_string())
 }
 
@@ -441,146 +439,4 @@ fn a_device_that_is_full_takes_back_what_nobody_uses() {
         "{error}"
     );
     no_memory_is_left(session);
-}
-
-fn memory_that_is_given_back_is_closed_by_those_who_had_it_open() {
-    fn consume(_rank: usize, (from, done): (Receiver<Bytes>, Sender<u64>)) -> tensormp::Result<()> {
-        for tensor in &from {
-            drop(tensor);
-            done.put(cuda_ipc::stats().imports)?;
-        }
-        Ok(())
-    }
-    let session = machine();
-    let (sender, receiver) = Queue::bounded(2).unwrap().split();
-    let (done, told) = Queue::bounded(2).unwrap().split();
-    let mut context = spawn(consume, (receiver, done), 1).unwrap();
-    let send = |bytes: usize| {
-        sender.put(DeviceTensor::zeros([bytes]).unwrap()).unwrap();
-        told.get().unwrap()
-    };
-    assert_eq!(send(3 << 20), 1);
-    assert_eq!(send(7 << 20), 2);
-    // Nobody uses either, and the consumer has both open: it is asked to close them.
-    assert_eq!(cuda_ipc::collect(), 0);
-    assert_eq!(send(100), 1, "it has closed both");
-    assert!(cuda_ipc::collect() >= 10 << 20);
-    drop(sender);
-    context.join().unwrap();
-    all_is_well(session);
-}
-
-/// Receives, drops, and does nothing more.
-fn idle(
-    _rank: usize,
-    (from, done, end): (Receiver<Bytes>, Sender<u64>, Event),
-) -> tensormp::Result<()> {
-    for _ in 0..2 {
-        drop(from.get()?);
-        done.put(cuda_ipc::stats().imports)?;
-    }
-    end.wait()?;
-    Ok(())
-}
-
-fn an_idle_process_closes_what_it_is_asked_to_close() {
-    let session = machine();
-    let (sender, receiver) = Queue::bounded(2).unwrap().split();
-    let (done, told) = Queue::bounded(2).unwrap().split();
-    let end = Event::new().unwrap();
-    let mut context = spawn(idle, (receiver, done, end.clone()), 1).unwrap();
-    for bytes in [3 << 20, 7 << 20] {
-        sender.put(DeviceTensor::zeros([bytes]).unwrap()).unwrap();
-        told.get().unwrap();
-    }
-    assert_eq!(cuda_ipc::collect(), 0, "the other process has both open");
-    // It waits for something else, and closes them all the same.
-    let mut freed = 0;
-    while freed < 10 << 20 {
-        std::thread::sleep(Duration::from_millis(20));
-        freed += cuda_ipc::collect();
-    }
-    assert_eq!(cuda_ipc::stats().allocations, 0);
-    end.set();
-    context.join().unwrap();
-    all_is_well(session);
-}
-
-fn a_full_device_gets_back_what_an_idle_process_has_open() {
-    let session = with(&Knobs::new().memory(64));
-    let (sender, receiver) = Queue::bounded(2).unwrap().split();
-    let (done, told) = Queue::bounded(2).unwrap().split();
-    let end = Event::new().unwrap();
-    let mut context = spawn(idle, (receiver, done, end.clone()), 1).unwrap();
-    for bytes in [20 << 20, 24 << 20] {
-        sender.put(DeviceTensor::zeros([bytes]).unwrap()).unwrap();
-        told.get().unwrap();
-    }
-    // There is room for it only without those two.
-    let large = DeviceTensor::<u8>::zeros([50 << 20]).unwrap();
-    drop(large);
-    end.set();
-    context.join().unwrap();
-    no_memory_is_left(session);
-}
-
-fn memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow() {
-    let session = machine();
-    let (sender, receiver) = Queue::bounded(4).unwrap().split();
-    let (ready, go) = (Event::new().unwrap(), Event::new().unwrap());
-    let mut context = spawn(promise, (sender, ready.clone(), go.clone()), 1).unwrap();
-    ready.wait().unwrap();
-    let mut caught = DeviceTensor::<u8>::zeros([3 << 20]).unwrap();
-    caught.stream().synchronize().unwrap();
-    session.hold();
-    go.set();
-    let received = receiver_of(&receiver).unwrap();
-    // Work of this process behind it, in the same stream.
-    caught.clear().unwrap();
-    context.kill();
-    assert!(context.join().is_err());
-    session.let_go();
-    assert_eq!(cuda_ipc::stats().stuck, []);
-    assert!(received.to_vec().is_err());
-    assert!(caught.to_vec().is_err(), "it is on that stream");
-    drop((received, caught));
-
-    let free = || DeviceTensor::from_slice([1_000], &[5_u8; 1_000]).unwrap();
-    assert_eq!(free().to_vec().unwrap(), [5; 1_000]);
-    let allocated = cuda_ipc::stats().allocated;
-    for _ in 0..200 {
-        drop(free());
-        drop(DeviceTensor::<u8>::zeros([3 << 20]).unwrap());
-    }
-    cuda_ipc::collect();
-    let stats = cuda_ipc::stats();
-    assert!(
-        stats.allocated <= allocated + (4 << 20),
-        "{allocated}: {stats:?}"
-    );
-    let [stuck] = &stats.stuck[..] else {
-        panic!("{stats:?}");
-    };
-    assert_eq!(stuck.device.ordinal(), 0);
-    assert!(stuck.writer.contains("participant"), "{stuck:?}");
-    assert_eq!(stuck.bytes, stats.allocated);
-    assert!(stuck.allocations >= 2 && stuck.blocks >= 1, "{stuck:?}");
-    assert_eq!(stuck.imports, 1, "the dead process's memory: {stuck:?}");
-
-    // Nobody holds anything: to wait for longer would not help, and the reason is told at once.
-    let error = cuda_ipc::close(Duration::from_secs(600)).unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
-    let text = error.to_string();
-    assert!(
-        text.contains("device 0")
-            && text.contains(&stuck.bytes.to_string())
-            && text.contains(&stuck.writer),
-        "{text}"
-    );
-    // The other device is as it was.
-    let second = cuda_ipc::Device::new(1).unwrap();
-    let there = free().to_device(second).unwrap();
-    assert_eq!(there.to_vec().unwrap()[0], 5);
-    drop(there);
-    assert_eq!(cuda_ipc::collect(), 2 << 20);
 }

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+mod closing;
 mod company;
 mod doctor;
 mod guards;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         order::TESTS,
         company::TESTS,
         lifetime::TESTS,
+        closing::TESTS,
         rules::TESTS,
         paths::TESTS,
         staged::TESTS,

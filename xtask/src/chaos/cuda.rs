@@ -43,6 +43,13 @@ struct Message {
     shared: SharedDeviceTensor<u64>,
     /// The second half of `shared`: the same memory.
     view: SharedDeviceTensor<u64>,
+    /// Small ones, on the stream of `own`: what is written there is said once for all of them.
+    more: Vec<DeviceTensor<u64>>,
+}
+
+/// What names the pattern of the tensor of that place in `more`.
+fn more_id(id: u64, place: usize) -> u64 {
+    id ^ (0x5a00 + place as u64) << 48
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,6 +241,10 @@ fn make(worker: &mut Worker) -> Result<()> {
         };
         let (own, shared) = (place(a, !id)?, place(b, id)?.freeze());
         let view = shared.narrow(0, len / 2, len - len / 2)?;
+        let more = (0..worker.rng.usize(..4)).map(|at| -> Result<DeviceTensor<u64>> {
+            let uploaded = DeviceTensor::from_slice_on(a, [16], &pattern(more_id(id, at), 16))?;
+            Ok(a.scope(|| uploaded.to_device(device))?)
+        });
         let hands = vec![std::process::id()];
         let message = Message {
             id,
@@ -242,6 +253,7 @@ fn make(worker: &mut Worker) -> Result<()> {
             own,
             shared,
             view,
+            more: more.collect::<Result<_>>()?,
         };
         sender
             .put(message)
@@ -324,16 +336,20 @@ fn read(worker: &mut Worker) -> Result<()> {
                 own,
                 shared,
                 view,
+                more,
             } = message;
             let copies: Result<_, cuda_ipc::Error> = stream.scope(|| {
                 Ok((
                     own.to_device(device)?,
                     shared.to_device(device)?,
                     view.to_device(device)?,
+                    more.iter()
+                        .map(|one| one.to_device(device))
+                        .collect::<Result<_, _>>()?,
                 ))
             });
-            drop((own, shared, view));
-            let Some((own, shared, view)) = unless_of_a_death(copies)? else {
+            drop((own, shared, view, more));
+            let Some((own, shared, view, more)) = unless_of_a_death(copies)? else {
                 continue;
             };
             let (shared, view) = (shared.freeze(), view.freeze());
@@ -344,6 +360,7 @@ fn read(worker: &mut Worker) -> Result<()> {
                 own,
                 shared,
                 view,
+                more,
             };
         }
         // Looking waits for the device; what was copied is looked at when its memory may be in use again.
@@ -364,6 +381,10 @@ fn read(worker: &mut Worker) -> Result<()> {
 
 fn look(message: &Message) -> Result<()> {
     let half = message.shared.numel() / 2;
+    let more = message.more.iter().enumerate().map(|(at, one)| {
+        let id = more_id(message.id, at);
+        (one.to_vec(), id, 0, "a device tensor of a group")
+    });
     let looks = [
         (
             message.own.to_vec(),
@@ -384,7 +405,7 @@ fn look(message: &Message) -> Result<()> {
             "a view of a shared device tensor",
         ),
     ];
-    for (elements, id, start, what) in looks {
+    for (elements, id, start, what) in looks.into_iter().chain(more) {
         let Some(elements) = unless_of_a_death(elements)? else {
             continue;
         };

@@ -36,7 +36,7 @@ impl<C: ?Sized> Default for Aside<C> {
 impl<C: ?Sized> Aside<C> {
     /// The error, if there is one.
     #[cold]
-    pub(super) fn into_error(self: Box<Self>) -> Option<Error> {
+    pub(super) fn into_error(self) -> Option<Error> {
         self.error
     }
 }

@@ -213,7 +213,7 @@ fn unreadable(
     aside: Option<Box<Aside<dyn Any>>>,
     cause: postcard::Error,
 ) -> Error {
-    aside.and_then(Aside::into_error).unwrap_or_else(|| {
+    aside.and_then(|aside| aside.into_error()).unwrap_or_else(|| {
         Error::new(
             ErrorKind::Decode,
             format!(

@@ -7,7 +7,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 
-use super::aside::Aside;
 use super::bytes::Bytes;
 use super::decode::{Arrived, Entries, Incoming, decode_with};
 use super::draft::{Append, Draft};
@@ -215,7 +214,7 @@ impl Outgoing {
         if let Err(cause) = outcome {
             let error = scope
                 .aside
-                .and_then(Aside::into_error)
+                .and_then(|aside| aside.into_error())
                 .unwrap_or_else(|| unwritable(std::any::type_name::<T>(), cause));
             return whole(error, Some(value));
         }
@@ -236,9 +235,7 @@ impl Outgoing {
             Ok(spill) => spill,
             Err(error) => return whole(error, Some(value)),
         };
-        if let Some(aside) = &mut scope.aside
-            && let Err(error) = aside.finish()
-        {
+        if let Err(error) = scope.finish() {
             return whole(error, Some(value));
         }
         self.pins = scope.pins;

@@ -7,7 +7,7 @@ use super::encode::{Pin, Pins};
 use super::parse::{INLINE, What};
 use super::reach::{self, Guard, Reach, Scope};
 use crate::arena::Arena;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::tensor::{GEOMETRY_BYTES, Geometry};
 
 thread_local! {
@@ -53,6 +53,15 @@ impl EncodeScope {
     #[inline]
     pub(super) fn take_error(&mut self) -> Option<Error> {
         self.aside.as_mut().and_then(|aside| aside.error.take())
+    }
+
+    /// Everything was written: what others do once for all handles is done.
+    #[inline]
+    pub(super) fn finish(&mut self) -> Result<()> {
+        match &mut self.aside {
+            Some(aside) => aside.finish(),
+            None => Ok(()),
+        }
     }
 
     /// Whether the message is for this participation in an arena.
