@@ -36,6 +36,7 @@ mod intake;
 mod item;
 mod knot;
 mod ledger;
+mod looking;
 mod output;
 mod pipeline;
 mod pool;
