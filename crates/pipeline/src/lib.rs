@@ -36,6 +36,7 @@ mod intake;
 mod item;
 mod knot;
 mod ledger;
+mod looking;
 mod lookout;
 mod nearest;
 mod output;

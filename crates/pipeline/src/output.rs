@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mp_queue::ErrorKind as QueueErrorKind;
+use mp_queue::{ErrorKind as QueueErrorKind, WaitPolicy};
 use serde::Serialize;
 use shm_core::clock::now_ns;
 
@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
 use crate::item::{Attached, FIRST_NEW, FULL, Item, Share};
+use crate::looking::Looking;
 use crate::pool::{OutputSlot, Pool, encode};
 use crate::route::{Backpressure, Router};
 use crate::time_card::{Entry, TimeCard};
@@ -38,6 +39,7 @@ pub struct Output {
     renewed: u64,
     /// When the stage began to make the next output, where it makes them of nothing.
     called: u64,
+    looking: Looking,
     /// Numbers for items that are new: inputs of a first step, batches, further outputs.
     next_input: Option<u64>,
     next_new: u64,
@@ -53,6 +55,7 @@ impl Output {
         policy: Backpressure,
         incarnation: u32,
         is_source: bool,
+        wait: WaitPolicy,
     ) -> Self {
         // 12 bits of rank, 8 of incarnation, 32 of count: below 2^53, which JSON readers keep exact.
         let next_new = FIRST_NEW | u64::from(home.rank) << 40 | u64::from(incarnation & 0xff) << 32;
@@ -66,6 +69,7 @@ impl Output {
             published: 0,
             renewed: 0,
             called: 0,
+            looking: Looking::new(wait),
             next_input: is_source.then_some(0),
             next_new,
         }
@@ -77,6 +81,11 @@ impl Output {
 
     pub(crate) fn take_current(&mut self) -> Option<Arc<Card>> {
         self.current.take()
+    }
+
+    /// The stage is called, or goes on.
+    pub(crate) fn note_works(&mut self, now: u64) {
+        self.looking.works(now);
     }
 
     /// The stage is called without input.
@@ -165,12 +174,24 @@ impl Output {
             }
         }
         home.enter(State::WaitsForSlot);
+        let answer = match self.looking.slot(pool) {
+            Some(slot) => Ok(Some(slot)),
+            None => self.sleep_for_slot(pool),
+        };
+        let now = now_ns();
+        home.board.enter_at(home.rank, State::Working, now);
+        self.looking.works(now);
+        answer
+    }
+
+    fn sleep_for_slot(&mut self, pool: &Arc<Pool>) -> Result<Option<OutputSlot>> {
+        let home = Arc::clone(&self.home);
         let mut lost = Vec::new();
-        let answer = loop {
+        loop {
             // Cleared before the look: what is freed afterwards sets it again.
             pool.freed.clear();
             if let Some(router) = &self.router {
-                router.drain_abandoned(home);
+                router.drain_abandoned(&home);
             }
             if let Some(slot) = pool.take() {
                 break Ok(Some(slot));
@@ -198,9 +219,7 @@ impl Output {
                 }
                 Err(error) => break Err(error.into()),
             }
-        };
-        home.enter(State::Working);
-        answer
+        }
     }
 
     /// Slots that are on no way and that nobody reads, as far as can be seen, though they are not free: a process that was

@@ -193,6 +193,7 @@ fn run_here<S: Stage>(
         policy,
         post.restarts,
         is_source,
+        post.wait,
     );
 
     let mut stage = S::new(params, &context)?;
@@ -279,6 +280,7 @@ fn work_on<S: Stage>(
         // The last thing before the stage is called: what comes before it is hand-over.
         let now = now_ns();
         home.board.enter_at(home.rank, State::Working, now);
+        output.note_works(now);
         match &input {
             Some(input) => {
                 *inputs += 1;
