@@ -4,7 +4,7 @@
 //! belong to the origin of a memory, both those that its writers record and those that its readers record, so that they
 //! live as long as the memory. Others open an event once and keep it for as long as they keep anything of that origin.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -69,6 +69,8 @@ struct Places {
     refused: bool,
     /// When blocks that nobody uses were found to have none.
     none_idle: Option<Instant>,
+    /// Which have others in their places; the eldest first.
+    replaced: VecDeque<Arc<Event>>,
     /// Recorded for several blocks each, and free again when none of them says so any more.
     joint: Vec<Joint>,
     /// So many of them are left alone.
@@ -87,6 +89,8 @@ pub(crate) struct Joint {
 
 /// So many joint events more than are in use are left alone.
 const JOINT_SPARE: usize = 8;
+/// So many events that have others in their places are not destroyed yet: there is one for each death at most.
+const REPLACED: usize = 1_024;
 /// How long a joint event of another process may take, once no block speaks of it, before there is another one in its place.
 const LATE: Duration = Duration::from_secs(2);
 
@@ -254,8 +258,14 @@ impl Station {
             .get_mut(usize::from(id.index))
             .ok_or_else(|| malformed("an event that this process never had"))?;
         let generation = (place.generation + 1) & 0xfff;
-        place.event = Arc::new(self.make(place.device, id.index, generation)?);
+        let made = Arc::new(self.make(place.device, id.index, generation)?);
+        let old = std::mem::replace(&mut place.event, made);
         place.generation = generation;
+        // Streams of others may still wait for it, and ask whether it has happened.
+        places.replaced.push_back(old);
+        if places.replaced.len() > REPLACED {
+            places.replaced.pop_front();
+        }
         Ok(EventId {
             index: id.index,
             generation,
