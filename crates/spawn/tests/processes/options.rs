@@ -259,22 +259,27 @@ fn what_cannot_be_set_is_told() {
 }
 
 fn daemons_end_when_the_others_have() {
-    fn serves(_rank: usize, gate: PathBuf) -> Result<u32, String> {
-        open_gate(&gate);
+    fn serves(_rank: usize, runs: PathBuf) -> Result<u32, String> {
+        open_gate(&runs);
         sleep_for_ever();
     }
-    fn works(rank: usize, gate: PathBuf) -> Result<u32, String> {
-        wait_at_gate(&gate);
+    fn works(rank: usize, may_end: PathBuf) -> Result<u32, String> {
+        wait_at_gate(&may_end);
         Ok(rank as u32)
     }
-    let gate = Gate::new("daemon");
+    let (runs, may_end) = (Gate::new("daemon-runs"), Gate::new("daemon-may-end"));
     let mut group = Group::new().start_method(method());
     group
-        .add(Process::named("server").daemon(true), serves, gate.path())
+        .add(Process::named("server").daemon(true), serves, runs.path())
         .unwrap();
-    group.add_replicas("worker", works, gate.path(), 2).unwrap();
+    group
+        .add_replicas("worker", works, may_end.path(), 2)
+        .unwrap();
     let mut context = group.start().unwrap();
+    wait_at_gate(&runs.path());
+    // It is not stopped before the workers have ended.
     let server = pidfd(context.pids()[0]);
+    open_gate(&may_end.path());
     // Its result is left out, and that it was stopped is no failure.
     assert_eq!(context.join().unwrap(), [1, 2]);
     wait_for_end(&server);
