@@ -17,6 +17,7 @@ use shm_core::transfer::{Found, Get, Put};
 use crate::counters;
 use crate::error::{Error, ErrorKind, PutError, Result};
 use crate::holder;
+use crate::lull::Lull;
 use crate::wait::{Deadline, WaitPolicy, wait};
 
 mod gone;
@@ -41,10 +42,21 @@ pub(crate) const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 const DEATH_PATIENCE: Duration = Duration::from_secs(3);
 
 /// An object whose array 0 holds messages, with a way to wait.
-#[derive(Clone)]
 pub struct Channel {
     pub(crate) object: Object,
     pub(crate) policy: WaitPolicy,
+    /// What is known of waits for messages here.
+    lull: Lull,
+}
+
+impl Clone for Channel {
+    fn clone(&self) -> Self {
+        Self {
+            object: self.object.clone(),
+            policy: self.policy,
+            lull: Lull::default(),
+        }
+    }
 }
 
 impl Channel {
@@ -68,6 +80,7 @@ impl Channel {
         Self {
             object,
             policy: WaitPolicy::default(),
+            lull: Lull::default(),
         }
     }
 
@@ -228,9 +241,13 @@ impl Channel {
     ) -> Result<R> {
         let holder = Cell::new(None);
         let mut attempt = |slow: bool| self.attempt_get(&mut get, &holder, slow).transpose();
+        if !deadline.is_now() {
+            self.lull.sit_out(&self.object, self.policy);
+        }
         if let Some(answer) = attempt(false) {
             return answer;
         }
+        self.lull.came();
         let in_vain = |kind, what: &str, when| {
             let clause = holder::clause(self.object.arena(), holder.get());
             Err(Error::new(

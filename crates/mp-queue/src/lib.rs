@@ -32,6 +32,7 @@ mod joinable;
 mod lane;
 #[cfg(feature = "tokio")]
 mod later;
+mod lull;
 mod mutex;
 pub mod pool;
 mod primitive;

@@ -66,7 +66,7 @@ fn cores() -> u64 {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get) as u64)
 }
 
-fn spin_for(object: &Object, policy: WaitPolicy) -> u64 {
+pub(crate) fn spin_for(object: &Object, policy: WaitPolicy) -> u64 {
     match policy {
         WaitPolicy::Spin => u64::MAX,
         WaitPolicy::Park => 0,

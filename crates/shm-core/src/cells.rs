@@ -147,6 +147,9 @@ impl<A: CellArray> Cells<A> {
             .word(self.ring().index(pos))
             .swap(word::ready(pos), SeqCst);
         self.advance(self.0.tail(), pos);
+        // While the consumers are busy with this message and do not look at the next cell yet.
+        let next = self.ring().index(self.ring().after(pos));
+        A::M::fetch_for_writing(self.0.word(next));
     }
 
     /// Gives a claim up: its position stays void.

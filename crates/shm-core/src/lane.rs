@@ -71,8 +71,9 @@ impl<A: CellArray> Lane<A> {
             .compare_exchange(word::free(pos), word::ready(pos), SeqCst, Relaxed)
             .is_ok();
         if published {
-            // The next cell is not fetched ahead: the consumer polls it by then, and its line would go to and fro once more.
             self.0.tail().store(self.ring().after(pos), Release);
+            // While the consumer is busy with this message and does not look at the next cell yet.
+            A::M::fetch_for_writing(self.word(self.ring().after(pos)));
         }
         published
     }

@@ -117,6 +117,10 @@ pub trait Memory: 'static {
     /// Tells the processor that the caller polls.
     fn spin_hint();
 
+    /// Asks the processor for the line of a word that the caller is about to write. Changes nothing.
+    #[inline(always)]
+    fn fetch_for_writing(_word: &Self::U64) {}
+
     /// Marks the top of a retry loop whose iterations carry nothing over to the next.
     ///
     /// Nothing on real memory. A model may forget the iterations that failed: see [`retry`].
@@ -147,6 +151,11 @@ impl Memory for Shared {
     #[inline(always)]
     fn spin_hint() {
         core::hint::spin_loop();
+    }
+
+    #[inline(always)]
+    fn fetch_for_writing(word: &Self::U64) {
+        crate::prefetch::prefetch_for_writing(word);
     }
 }
 

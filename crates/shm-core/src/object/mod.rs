@@ -19,7 +19,7 @@ use crate::layout::{LINE, WORD, counted, object};
 use crate::line::Counted;
 use crate::participant::table::read_text;
 use crate::permits::Permits;
-use crate::prefetch::prefetch;
+use crate::prefetch::prefetch_for_writing;
 use crate::segment::Segment;
 use crate::sync::Shared;
 use crate::vigil::Place;
@@ -230,7 +230,7 @@ impl Object {
         if messages.capacity() > 0 {
             // Relaxed: whichever cell it is.
             let index = messages.index(messages.tail().load(Ordering::Relaxed));
-            prefetch(messages.word(index));
+            prefetch_for_writing(messages.word(index));
         }
     }
 
