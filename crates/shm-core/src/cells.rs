@@ -1,5 +1,4 @@
-//! A bounded queue of cells for many producers and many consumers, any of which may be killed
-//! between two instructions.
+//! A bounded queue of cells for many producers and many consumers, any of which may be killed between two instructions.
 //!
 //! A cell is one control word ([`word`]) and 56 bytes of payload in one cache line.
 //! The claim on a cell carries the claimer's [`Owner`], so whatever a process was doing when it
@@ -15,8 +14,7 @@
 //!  FREE(p) ──> CLOSED(p)   by a consumer that finds the closed flag set
 //! ```
 //!
-//! This file moves words. Waiting, waking and the leases on what a message carries are left to the
-//! caller; the comments say which events each step owes a notification.
+//! This file moves words. Waiting, waking and the leases of a message are the caller's; comments say whom each step notifies.
 //!
 //! **Orderings.** Every change of a word is a sequentially consistent read-modify-write. Its release
 //! half hands the payload to the next acquire load of that word. Its place in the total order is
@@ -37,8 +35,8 @@ use crate::sync::{Atomic64, Memory};
 pub use crate::word::Owner;
 use crate::word::{self, CellState, HANDED_BACK, Ring};
 
-/// Retries after which the memory must be damaged: each retry means that somebody else moved a word
-/// or a hint forward, which a healthy queue cannot do this often between two of our loads.
+/// Retries after which the memory must be damaged: each means that somebody else moved a word or a hint forward, which a
+/// healthy queue cannot do this often between two of our loads.
 const MANY_RETRIES: u32 = 1 << 20;
 
 /// The queue over some array of cells.
@@ -154,8 +152,7 @@ impl<A: CellArray> Cells<A> {
 
     /// Gives a claim up: its position stays void.
     ///
-    /// Owes everybody on both events a notification: producers may wait for this cell and
-    /// consumers for this position.
+    /// Owes everybody on both events a notification: producers may wait for this cell, consumers for this position.
     pub fn abandon(&self, pos: u64) {
         let ring = self.ring();
         self.0
