@@ -321,6 +321,7 @@ fn killed_at(label: &str, nth: u32, process: &str, workers: &str) {
         .output()
         .expect("scenes runs");
     let said = String::from_utf8_lossy(&output.stderr);
+    let process = process.trim_end_matches('*');
     assert_names(output.status.code(), &format!("{label} in {said}"), process);
 }
 
@@ -351,5 +352,6 @@ fn each_process_killed_at_each_step_of_one_worker_is_named() {
 }
 
 fn each_process_killed_at_each_step_among_workers_is_named() {
-    each_step("2", "features.0");
+    // One of them comes by often enough, whichever gets most of the items.
+    each_step("2", "features.*");
 }

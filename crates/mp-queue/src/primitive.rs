@@ -65,7 +65,10 @@ pub(crate) fn obtain<R>(
         Err(owner) => {
             holder.set(owner);
             let failure = slow.then(|| object.failure()).flatten()?;
-            Some(Err(Error::peer_failed(failure, doing)))
+            Some(
+                after_the_dead(object, &mut attempt)
+                    .ok_or_else(|| Error::peer_failed(failure, doing)),
+            )
         }
     };
     if let Some(answer) = look(deadline.is_now()) {
@@ -86,6 +89,16 @@ pub(crate) fn obtain<R>(
         .unwrap_or_else(|| in_vain(ErrorKind::TimedOut, "before the deadline"))
 }
 
+/// What the process that failed may have held itself, had once more when it is buried: that it is free, and what its holder
+/// left, says more than that somebody failed.
+fn after_the_dead<R>(
+    object: &Object,
+    attempt: &mut impl FnMut() -> Result<R, Option<Owner>>,
+) -> Option<R> {
+    object.arena().bury_the_dead();
+    attempt().ok()
+}
+
 /// [`obtain`] as a future. Of several that wait, as many are told of a notification as `grant` says.
 #[cfg(feature = "tokio")]
 pub(crate) async fn obtain_async<R>(
@@ -97,7 +110,10 @@ pub(crate) async fn obtain_async<R>(
     let look = |slow: bool| match attempt() {
         Ok(got) => Look::Ready(Ok(got)),
         Err(owner) => match slow.then(|| object.failure()).flatten() {
-            Some(failure) => Look::Ready(Err(Error::peer_failed(failure, doing))),
+            Some(failure) => Look::Ready(
+                after_the_dead(object, &mut attempt)
+                    .ok_or_else(|| Error::peer_failed(failure, doing)),
+            ),
             None => Look::NotYet(owner),
         },
     };

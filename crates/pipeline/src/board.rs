@@ -46,7 +46,9 @@ pub(crate) enum State {
     WaitsForInput(u32),
     /// Waits for one of its own slots.
     WaitsForSlot,
-    /// Waits for what ends by itself: room in a queue, or a time.
+    /// Waits for room in this lane.
+    WaitsForRoom(u32),
+    /// Waits for what ends by itself.
     Pauses,
     /// Of the client: waits until it is known what became of all that it offered.
     WaitsForOutcomes,
@@ -64,6 +66,7 @@ impl State {
             Self::Pauses => 4,
             Self::Done => 5,
             Self::WaitsForOutcomes => 6,
+            Self::WaitsForRoom(lane) => 7 | u64::from(lane) << 8,
         }
     }
 
@@ -75,6 +78,7 @@ impl State {
             4 => Self::Pauses,
             5 => Self::Done,
             6 => Self::WaitsForOutcomes,
+            7 => Self::WaitsForRoom((word >> 8) as u32),
             _ => Self::Starting,
         }
     }

@@ -1,7 +1,8 @@
 //! Knots: processes that wait for each other's slots for ever.
 //!
-//! A process that waits for one of its slots can go on if any of its readers can; one that waits for an item can go on if
-//! one is on its way, or any of those that make items can. What is left when all that can go on is taken away waits for
+//! A process that waits for one of its slots can go on if any of its readers can; one that waits for room in a queue, if
+//! there is room or any of those that read it can; one that waits for an item, if one is on its way, or any of those that
+//! make items can. What is left when all that can go on is taken away waits for
 //! ever. It is looked for on the board, whose words are what the processes do *now*: a process that is merely slow, or
 //! stopped, is not in a knot.
 
@@ -9,26 +10,31 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::board::{Board, State};
 
-/// Who may put into each lane.
+/// Who may put into each lane, and who takes from it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Feeds {
     pub(crate) writers: Vec<Vec<u32>>,
+    pub(crate) readers: Vec<Vec<u32>>,
     pub(crate) from_client: Vec<bool>,
 }
 
 /// The processes that wait for each other, with the how-manieth state each is in; empty for none.
 ///
-/// `is_empty` tells of a lane whether nothing is in it, `client` of the client whether it has ended. Certain is only what is
+/// `is_empty` tells of a lane whether nothing is in it, `is_full` whether there is no room, `client_is_done` of the client whether
+/// it has ended. Certain is only what is
 /// found twice: what was put behind the back of the first look had its writer in another state then.
 pub(crate) fn find(
     board: &Board,
     feeds: &Feeds,
     is_empty: impl Fn(usize) -> bool,
+    is_full: impl Fn(usize) -> bool,
     client_is_done: bool,
 ) -> Vec<(u32, u64)> {
     let processes = board.processes().saturating_sub(1);
     // Before the states: who takes an item says that it waits no longer, and then takes it.
     let empty: Vec<bool> = (0..feeds.writers.len()).map(is_empty).collect();
+    // Likewise: who takes an item makes room, and says that it works before it waits again.
+    let full: Vec<bool> = (0..feeds.writers.len()).map(is_full).collect();
     fence(Ordering::Acquire);
     let states: Vec<State> = (0..=processes as u32)
         .map(|rank| board.state(rank))
@@ -37,7 +43,12 @@ pub(crate) fn find(
     let client_waits = states[processes] == State::WaitsForOutcomes;
     let mut goes_on: Vec<bool> = states[..processes]
         .iter()
-        .map(|state| !matches!(state, State::WaitsForInput(_) | State::WaitsForSlot))
+        .map(|state| {
+            !matches!(
+                state,
+                State::WaitsForInput(_) | State::WaitsForSlot | State::WaitsForRoom(_)
+            )
+        })
         .collect();
     loop {
         let mut changed = false;
@@ -60,6 +71,14 @@ pub(crate) fn find(
                         || writers.iter().any(|&writer| {
                             goes_on[writer as usize] && states[writer as usize] != State::Done
                         })
+                }
+                State::WaitsForRoom(lane) => {
+                    let at = lane as usize;
+                    let readers = feeds.readers.get(at).map_or(&[][..], Vec::as_slice);
+                    // Without readers left nobody is waited for, either.
+                    !full.get(at).copied().unwrap_or(false)
+                        || readers.is_empty()
+                        || readers.iter().any(|&reader| goes_on[reader as usize])
                 }
                 // One that nobody reads is free or on its way.
                 State::WaitsForSlot => (0..board.slot_count(rank as u32) as u32).any(|slot| {
@@ -127,6 +146,7 @@ mod tests {
     fn feeds() -> Feeds {
         Feeds {
             writers: vec![vec![0]],
+            readers: vec![vec![1]],
             from_client: vec![false],
         }
     }
@@ -154,18 +174,18 @@ mod tests {
         hold(&board, 0, 1);
         let empty = |_| true;
         assert!(
-            find(&board, &feeds(), empty, true).is_empty(),
+            find(&board, &feeds(), empty, |_| false, true).is_empty(),
             "slot 1 is free"
         );
         hold(&board, 1, 1);
-        let knot = find(&board, &feeds(), empty, true);
+        let knot = find(&board, &feeds(), empty, |_| false, true);
         assert_eq!(ranks(&knot), [0, 1]);
         let text = describe(&board, &knot, |rank| format!("process {rank}"));
         assert!(
             text.contains("process 1 holds slots 0, 1 of the 2 that process 0 has"),
             "{text}"
         );
-        let coming = find(&board, &feeds(), |_| false, true);
+        let coming = find(&board, &feeds(), |_| false, |_| false, true);
         assert!(coming.is_empty(), "an item comes");
     }
 
@@ -179,11 +199,15 @@ mod tests {
         board.hold(place, 2);
         let feeds = Feeds {
             writers: vec![vec![0], vec![0]],
+            readers: vec![vec![1], vec![2]],
             from_client: vec![false; 2],
         };
-        assert_eq!(ranks(&find(&board, &feeds, |_| true, true)), [0, 1]);
+        assert_eq!(
+            ranks(&find(&board, &feeds, |_| true, |_| false, true)),
+            [0, 1]
+        );
         board.let_go(place, 1);
-        assert!(find(&board, &feeds, |_| true, true).is_empty());
+        assert!(find(&board, &feeds, |_| true, |_| false, true).is_empty());
     }
 
     #[test]
@@ -193,11 +217,11 @@ mod tests {
         hold(&board, 0, 1);
         board.enter(1, State::Working);
         let empty = |_| true;
-        assert!(find(&board, &feeds(), empty, true).is_empty());
+        assert!(find(&board, &feeds(), empty, |_| false, true).is_empty());
         board.enter(0, State::Done);
         board.enter(1, State::WaitsForInput(0));
         assert!(
-            find(&board, &feeds(), empty, true).is_empty(),
+            find(&board, &feeds(), empty, |_| false, true).is_empty(),
             "the lane ends"
         );
     }
@@ -207,12 +231,45 @@ mod tests {
         let board = Board::new(&[0, 0]).unwrap();
         let feeds = Feeds {
             writers: vec![Vec::new()],
+            readers: vec![vec![0]],
             from_client: vec![true],
         };
         board.enter(0, State::WaitsForInput(0));
-        assert!(find(&board, &feeds, |_| true, false).is_empty());
+        assert!(find(&board, &feeds, |_| true, |_| false, false).is_empty());
         board.enter(1, State::WaitsForOutcomes);
-        assert_eq!(ranks(&find(&board, &feeds, |_| true, false)), [0, 1]);
-        assert!(find(&board, &feeds, |_| false, false).is_empty());
+        assert_eq!(
+            ranks(&find(&board, &feeds, |_| true, |_| false, false)),
+            [0, 1]
+        );
+        assert!(find(&board, &feeds, |_| false, |_| false, false).is_empty());
+    }
+
+    #[test]
+    fn a_writer_that_waits_for_room_goes_on_with_a_reader_or_with_room() {
+        // 0 writes to 1 and 2, each with a lane; 1 writes slots, which 3 keeps.
+        let board = Board::new(&[0, 1, 0, 0, 0]).unwrap();
+        let feeds = Feeds {
+            writers: vec![vec![0], vec![0], vec![1, 2]],
+            readers: vec![vec![1], vec![2], vec![3]],
+            from_client: vec![false; 3],
+        };
+        board.enter(0, State::WaitsForRoom(0));
+        board.enter(1, State::WaitsForSlot);
+        board.enter(2, State::WaitsForInput(1));
+        board.enter(3, State::WaitsForInput(2));
+        let turn = board.turn(1, 0);
+        let place = Place {
+            rank: 1,
+            slot: 0,
+            turn,
+        };
+        board.hold(place, 3);
+        let found = |full: bool| ranks(&find(&board, &feeds, |lane| lane > 0, |_| full, true));
+        assert_eq!(found(true), [0, 1, 2, 3]);
+        assert!(found(false).is_empty(), "there is room");
+        board.enter(1, State::Working);
+        assert!(found(true).is_empty(), "its reader works");
+        board.enter(1, State::Done);
+        assert!(found(true).is_empty(), "nobody reads it any more");
     }
 }

@@ -126,7 +126,12 @@ impl Runner {
 
     fn knot(&self, lookout: &Lookout, is_empty: &dyn Fn(usize) -> bool) -> Vec<(u32, u64)> {
         let board = &self.wiring.board;
-        knot::find(board, &lookout.feeds, is_empty, self.client.is_none())
+        let is_full = |lane: usize| {
+            let channel = &self.wiring.strands[lane].channel;
+            channel.len() >= channel.capacity()
+        };
+        let is_done = self.client.is_none();
+        knot::find(board, &lookout.feeds, is_empty, is_full, is_done)
     }
 
     /// Whether all processes of a knot live.

@@ -51,6 +51,8 @@ pub(crate) struct Lane {
     pub(crate) from: Option<Receiver<Item>>,
     /// The processes that read it.
     pub(crate) readers: Vec<u32>,
+    /// Which one it is.
+    pub(crate) index: u32,
 }
 
 /// What a process is told of its routes: for each of its queues the lanes.
@@ -155,7 +157,7 @@ impl Lane {
             }
             if !waited {
                 waited = true;
-                home.enter(State::Pauses);
+                home.enter(State::WaitsForRoom(self.index));
             }
             item.enqueued = now_ns();
             // Looks now and then whether anybody is left to make room.

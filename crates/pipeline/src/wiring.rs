@@ -204,13 +204,15 @@ impl Wiring {
             > 1;
         self.strands
             .iter()
-            .filter(|strand| strand.step == step && (strand.queue == queue || step == 0))
-            .filter_map(|strand| {
+            .enumerate()
+            .filter(|(_, strand)| strand.step == step && (strand.queue == queue || step == 0))
+            .filter_map(|(index, strand)| {
                 let takes_out = policy == Backpressure::DropOldest || several;
                 Some(Lane {
                     to: strand.to.clone()?,
                     from: strand.from.clone().filter(|_| takes_out),
                     readers: strand.readers.clone(),
+                    index: index as u32,
                 })
             })
             .collect()
@@ -295,6 +297,11 @@ impl Wiring {
         let lanes = 0..self.strands.len();
         Feeds {
             writers: lanes.clone().map(|lane| self.writers(lane)).collect(),
+            readers: self
+                .strands
+                .iter()
+                .map(|strand| strand.readers.clone())
+                .collect(),
             from_client: lanes
                 .map(|lane| self.strands[lane].step == 0 && self.has_client())
                 .collect(),

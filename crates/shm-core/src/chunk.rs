@@ -199,6 +199,21 @@ impl<'a> Chunks<'a> {
             let high = self.high();
             let total = layout::chunk_count(self.segment.capacity());
             if count > total - high {
+                // What is free right below goes together with what was never used.
+                let first = self.free_below(high);
+                if count <= total - first {
+                    self.commit_descriptors(first + count)?;
+                    let raised = self.segment.word(header::CHUNKS_HIGH).compare_exchange(
+                        high,
+                        first + count,
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    );
+                    if raised.is_ok() && self.claim_exactly(me, first, count) {
+                        return Ok(first);
+                    }
+                    continue;
+                }
                 // Whatever was seen: before it fails, each chunk is looked at.
                 *seen = Seen::default();
                 return self.claim_below_high(me, count, seen).ok_or_else(|| {
@@ -218,6 +233,15 @@ impl<'a> Chunks<'a> {
                 return Ok(high);
             }
         }
+    }
+
+    /// The first of the free chunks that end at `high`; `high` itself if there are none.
+    fn free_below(&self, high: u64) -> u64 {
+        let mut first = high;
+        while first > 0 && self.state(first - 1) == State::Free {
+            first -= 1;
+        }
+        first
     }
 
     /// Claims `count` free chunks in a row among those that were in use before.

@@ -149,6 +149,13 @@ mod armed {
         })
     }
 
+    /// `features.*` is every process whose name begins so.
+    fn is_named(armed: &str, name: &str) -> bool {
+        armed
+            .strip_suffix('*')
+            .map_or(armed == name, |beginning| name.starts_with(beginning))
+    }
+
     /// Arms a label from within the process, as the environment variable would; `None` disarms.
     pub fn arm(text: Option<&str>) {
         *armed().write() = text.and_then(parse);
@@ -169,7 +176,7 @@ mod armed {
                     && armed
                         .process
                         .as_ref()
-                        .is_none_or(|process| *process == *NAME.read()) =>
+                        .is_none_or(|process| is_named(process, &NAME.read())) =>
             {
                 if PASSED.fetch_add(1, Ordering::SeqCst) + 1 != armed.nth {
                     return;

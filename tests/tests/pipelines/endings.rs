@@ -5,7 +5,8 @@ use std::time::Duration;
 use integration_tests::allow_leaks;
 use tensormp::pipeline::report::{Run, Summary};
 use tensormp::pipeline::{
-    Backpressure, Client, ErrorKind, Pipeline, Running, Step, Termination, Unfinished,
+    Backpressure, Client, Context, ErrorKind, Flow, Input, Output, Pipeline, QueueGroup, Running,
+    Stage, StageError, Step, TensorSpec, Termination, Unfinished,
 };
 
 use crate::flow::{client, numbers, see};
@@ -156,6 +157,59 @@ pub(crate) fn a_stage_that_keeps_more_than_there_is_is_told() {
         .run()
         .unwrap();
     assert!(numbers(&report, "see").into_iter().eq(0..50));
+}
+
+/// One that could publish, and never does.
+struct Mute;
+
+impl Stage for Mute {
+    type Params = ();
+    type Result = ();
+
+    fn output_spec((): &()) -> Vec<TensorSpec> {
+        Numbers::output_spec(&0)
+    }
+
+    fn new((): (), _: &Context) -> Result<Self, StageError> {
+        Ok(Self)
+    }
+
+    fn process(&mut self, _: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<(), StageError> {
+        Ok(())
+    }
+}
+
+pub(crate) fn a_knot_with_one_that_waits_for_room_and_one_that_idles_is_told() {
+    allow_leaks(8);
+    // "load" waits for room at "copy", which waits for slots that "see" keeps; "mute" could go on if "load" did.
+    let report = Pipeline::new()
+        .client(client(50))
+        .step(
+            Step::new("load")
+                .group(QueueGroup::of::<Load>(LoadParams::default()).out_queues([0, 1]))
+                .slots(8)
+                .queue_size(2),
+        )
+        .step(
+            Step::new("copy")
+                .group(QueueGroup::of::<Copy>(SeeParams::default()).in_queue(0))
+                .group(QueueGroup::of::<Mute>(()).in_queue(1))
+                .slots(2),
+        )
+        .step(see_with(SeeParams {
+            keep: 4,
+            ..SeeParams::default()
+        }))
+        .start()
+        .unwrap()
+        .wait();
+    let text = report.error().unwrap().to_string();
+    assert_eq!(report.termination(), Termination::Deadlock, "{text}");
+    assert!(text.contains("slots 0, 1 of the 2"), "{text}");
 }
 
 pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {

@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         the_newest_or_the_oldest_is_dropped_where_that_is_the_policy,
         a_stage_that_loans_more_than_there_is_is_told,
         a_stage_that_keeps_more_than_there_is_is_told,
+        a_knot_with_one_that_waits_for_room_and_one_that_idles_is_told,
         each_kind_of_failure_ends_the_run_with_its_cause,
         a_process_is_replaced_and_its_item_delivered_again,
         a_process_is_replaced_and_its_item_reported,

@@ -375,7 +375,7 @@ impl Crashes {
 pub(super) fn closed() -> Error {
     Error::new(
         ErrorKind::Closed,
-        "the pool was shut down, killed or dropped: what it had not finished was given up",
+        "the pool was closed, shut down, killed or dropped: it takes no more tasks, and what it had not finished, if it was not only closed, was given up",
     )
 }
 

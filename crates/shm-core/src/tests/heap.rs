@@ -159,6 +159,21 @@ proptest! {
 }
 
 #[test]
+fn what_is_free_below_and_what_was_never_used_is_one_piece() {
+    for first in [100_usize, 190, 200] {
+        let arena = Arena::builder().capacity(256 << 20).create().unwrap();
+        drop(Storage::allocate(&arena, first << 20, Mode::Exclusive).unwrap());
+        arena.trim();
+        let kept = Storage::allocate(&arena, 2 << 20, Mode::Exclusive).unwrap();
+        // All but what is kept, in one piece; then nothing more.
+        let rest = Storage::allocate(&arena, 240 << 20, Mode::Exclusive).unwrap();
+        assert!(Storage::allocate(&arena, 8 << 20, Mode::Exclusive).is_err());
+        drop((kept, rest));
+        wipe(&arena);
+    }
+}
+
+#[test]
 fn memory_that_was_paid_for_is_used_again() {
     let (one, two) = (arena(), ());
     let () = two;
