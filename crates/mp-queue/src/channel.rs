@@ -42,21 +42,12 @@ pub(crate) const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 const DEATH_PATIENCE: Duration = Duration::from_secs(3);
 
 /// An object whose array 0 holds messages, with a way to wait.
+#[derive(Clone)]
 pub struct Channel {
     pub(crate) object: Object,
     pub(crate) policy: WaitPolicy,
     /// What is known of waits for messages here.
     lull: Lull,
-}
-
-impl Clone for Channel {
-    fn clone(&self) -> Self {
-        Self {
-            object: self.object.clone(),
-            policy: self.policy,
-            lull: Lull::default(),
-        }
-    }
 }
 
 impl Channel {

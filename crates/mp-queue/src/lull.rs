@@ -42,6 +42,13 @@ fn pauses() -> u64 {
 #[derive(Debug, Default)]
 pub(crate) struct Lull(AtomicU32);
 
+/// Each end learns for itself.
+impl Clone for Lull {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
 impl Lull {
     /// Sits the moment out, if the next message is probably not there yet.
     #[inline]

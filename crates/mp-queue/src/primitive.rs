@@ -8,6 +8,7 @@ use shm_core::arena::Arena;
 use shm_core::cells::Owner;
 #[cfg(feature = "tokio")]
 use shm_core::crowd::Grant;
+use shm_core::failure::PeerFailure;
 use shm_core::message::{refuse, refuse_because};
 use shm_core::object::{Array, Object, ObjectKind};
 
@@ -65,10 +66,7 @@ pub(crate) fn obtain<R>(
         Err(owner) => {
             holder.set(owner);
             let failure = slow.then(|| object.failure()).flatten()?;
-            Some(
-                after_the_dead(object, &mut attempt)
-                    .ok_or_else(|| Error::peer_failed(failure, doing)),
-            )
+            Some(once_more(object, failure, doing, &mut attempt))
         }
     };
     if let Some(answer) = look(deadline.is_now()) {
@@ -91,12 +89,14 @@ pub(crate) fn obtain<R>(
 
 /// What the process that failed may have held itself, had once more when it is buried: that it is free, and what its holder
 /// left, says more than that somebody failed.
-fn after_the_dead<R>(
+fn once_more<R>(
     object: &Object,
+    failure: PeerFailure,
+    doing: &str,
     attempt: &mut impl FnMut() -> Result<R, Option<Owner>>,
-) -> Option<R> {
+) -> Result<R> {
     object.arena().bury_the_dead();
-    attempt().ok()
+    attempt().map_err(|_| Error::peer_failed(failure, doing))
 }
 
 /// [`obtain`] as a future. Of several that wait, as many are told of a notification as `grant` says.
@@ -110,10 +110,7 @@ pub(crate) async fn obtain_async<R>(
     let look = |slow: bool| match attempt() {
         Ok(got) => Look::Ready(Ok(got)),
         Err(owner) => match slow.then(|| object.failure()).flatten() {
-            Some(failure) => Look::Ready(
-                after_the_dead(object, &mut attempt)
-                    .ok_or_else(|| Error::peer_failed(failure, doing)),
-            ),
+            Some(failure) => Look::Ready(once_more(object, failure, doing, &mut attempt)),
             None => Look::NotYet(owner),
         },
     };

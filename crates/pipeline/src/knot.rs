@@ -12,7 +12,7 @@ use crate::board::{Board, State};
 
 /// Who may put into each lane, and who takes from it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Feeds {
+pub(crate) struct Parties {
     pub(crate) writers: Vec<Vec<u32>>,
     pub(crate) readers: Vec<Vec<u32>>,
     pub(crate) from_client: Vec<bool>,
@@ -25,16 +25,16 @@ pub(crate) struct Feeds {
 /// found twice: what was put behind the back of the first look had its writer in another state then.
 pub(crate) fn find(
     board: &Board,
-    feeds: &Feeds,
+    parties: &Parties,
     is_empty: impl Fn(usize) -> bool,
     is_full: impl Fn(usize) -> bool,
     client_is_done: bool,
 ) -> Vec<(u32, u64)> {
     let processes = board.processes().saturating_sub(1);
     // Before the states: who takes an item says that it waits no longer, and then takes it.
-    let empty: Vec<bool> = (0..feeds.writers.len()).map(is_empty).collect();
+    let empty: Vec<bool> = (0..parties.writers.len()).map(is_empty).collect();
     // Likewise: who takes an item makes room, and says that it works before it waits again.
-    let full: Vec<bool> = (0..feeds.writers.len()).map(is_full).collect();
+    let full: Vec<bool> = (0..parties.writers.len()).map(is_full).collect();
     fence(Ordering::Acquire);
     let states: Vec<State> = (0..=processes as u32)
         .map(|rank| board.state(rank))
@@ -59,8 +59,8 @@ pub(crate) fn find(
             let can = match states[rank] {
                 State::WaitsForInput(lane) => {
                     let at = lane as usize;
-                    let writers = feeds.writers.get(at).map_or(&[][..], Vec::as_slice);
-                    let from_client = feeds.from_client.get(at).copied().unwrap_or(false);
+                    let writers = parties.writers.get(at).map_or(&[][..], Vec::as_slice);
+                    let from_client = parties.from_client.get(at).copied().unwrap_or(false);
                     // Without writers left the lane ends, which is an answer, too.
                     let ends = writers
                         .iter()
@@ -74,7 +74,7 @@ pub(crate) fn find(
                 }
                 State::WaitsForRoom(lane) => {
                     let at = lane as usize;
-                    let readers = feeds.readers.get(at).map_or(&[][..], Vec::as_slice);
+                    let readers = parties.readers.get(at).map_or(&[][..], Vec::as_slice);
                     // Without readers left nobody is waited for, either.
                     !full.get(at).copied().unwrap_or(false)
                         || readers.is_empty()
@@ -143,8 +143,8 @@ mod tests {
     use super::*;
     use crate::board::Place;
 
-    fn feeds() -> Feeds {
-        Feeds {
+    fn parties() -> Parties {
+        Parties {
             writers: vec![vec![0]],
             readers: vec![vec![1]],
             from_client: vec![false],
@@ -174,18 +174,18 @@ mod tests {
         hold(&board, 0, 1);
         let empty = |_| true;
         assert!(
-            find(&board, &feeds(), empty, |_| false, true).is_empty(),
+            find(&board, &parties(), empty, |_| false, true).is_empty(),
             "slot 1 is free"
         );
         hold(&board, 1, 1);
-        let knot = find(&board, &feeds(), empty, |_| false, true);
+        let knot = find(&board, &parties(), empty, |_| false, true);
         assert_eq!(ranks(&knot), [0, 1]);
         let text = describe(&board, &knot, |rank| format!("process {rank}"));
         assert!(
             text.contains("process 1 holds slots 0, 1 of the 2 that process 0 has"),
             "{text}"
         );
-        let coming = find(&board, &feeds(), |_| false, |_| false, true);
+        let coming = find(&board, &parties(), |_| false, |_| false, true);
         assert!(coming.is_empty(), "an item comes");
     }
 
@@ -197,17 +197,17 @@ mod tests {
         board.enter(2, State::Working);
         let place = hold(&board, 0, 1);
         board.hold(place, 2);
-        let feeds = Feeds {
+        let parties = Parties {
             writers: vec![vec![0], vec![0]],
             readers: vec![vec![1], vec![2]],
             from_client: vec![false; 2],
         };
         assert_eq!(
-            ranks(&find(&board, &feeds, |_| true, |_| false, true)),
+            ranks(&find(&board, &parties, |_| true, |_| false, true)),
             [0, 1]
         );
         board.let_go(place, 1);
-        assert!(find(&board, &feeds, |_| true, |_| false, true).is_empty());
+        assert!(find(&board, &parties, |_| true, |_| false, true).is_empty());
     }
 
     #[test]
@@ -217,11 +217,11 @@ mod tests {
         hold(&board, 0, 1);
         board.enter(1, State::Working);
         let empty = |_| true;
-        assert!(find(&board, &feeds(), empty, |_| false, true).is_empty());
+        assert!(find(&board, &parties(), empty, |_| false, true).is_empty());
         board.enter(0, State::Done);
         board.enter(1, State::WaitsForInput(0));
         assert!(
-            find(&board, &feeds(), empty, |_| false, true).is_empty(),
+            find(&board, &parties(), empty, |_| false, true).is_empty(),
             "the lane ends"
         );
     }
@@ -229,26 +229,26 @@ mod tests {
     #[test]
     fn a_client_that_waits_for_what_it_offered_offers_nothing() {
         let board = Board::new(&[0, 0]).unwrap();
-        let feeds = Feeds {
+        let parties = Parties {
             writers: vec![Vec::new()],
             readers: vec![vec![0]],
             from_client: vec![true],
         };
         board.enter(0, State::WaitsForInput(0));
-        assert!(find(&board, &feeds, |_| true, |_| false, false).is_empty());
+        assert!(find(&board, &parties, |_| true, |_| false, false).is_empty());
         board.enter(1, State::WaitsForOutcomes);
         assert_eq!(
-            ranks(&find(&board, &feeds, |_| true, |_| false, false)),
+            ranks(&find(&board, &parties, |_| true, |_| false, false)),
             [0, 1]
         );
-        assert!(find(&board, &feeds, |_| false, |_| false, false).is_empty());
+        assert!(find(&board, &parties, |_| false, |_| false, false).is_empty());
     }
 
     #[test]
     fn a_writer_that_waits_for_room_goes_on_with_a_reader_or_with_room() {
         // 0 writes to 1 and 2, each with a lane; 1 writes slots, which 3 keeps.
         let board = Board::new(&[0, 1, 0, 0, 0]).unwrap();
-        let feeds = Feeds {
+        let parties = Parties {
             writers: vec![vec![0], vec![0], vec![1, 2]],
             readers: vec![vec![1], vec![2], vec![3]],
             from_client: vec![false; 3],
@@ -264,7 +264,7 @@ mod tests {
             turn,
         };
         board.hold(place, 3);
-        let found = |full: bool| ranks(&find(&board, &feeds, |lane| lane > 0, |_| full, true));
+        let found = |full: bool| ranks(&find(&board, &parties, |lane| lane > 0, |_| full, true));
         assert_eq!(found(true), [0, 1, 2, 3]);
         assert!(found(false).is_empty(), "there is room");
         board.enter(1, State::Working);

@@ -7,7 +7,7 @@ use shm_core::clock::now_ns;
 
 use crate::board::{ENDING, State};
 use crate::error::{Error, ErrorKind};
-use crate::knot::{self, Feeds};
+use crate::knot::{self, Parties};
 use crate::runner::{ROUND, Runner};
 use crate::wiring::Wiring;
 
@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_millis(10);
 
 /// What it has seen.
 pub(crate) struct Lookout {
-    feeds: Feeds,
+    parties: Parties,
     /// Whether items may be lost, so that others wait for them in vain.
     may_lose: bool,
     looked: Instant,
@@ -29,7 +29,7 @@ impl Lookout {
     pub(crate) fn new(wiring: &Wiring) -> Self {
         let now = Instant::now();
         Self {
-            feeds: wiring.feeds(),
+            parties: wiring.parties(),
             may_lose: wiring.may_lose(),
             looked: now,
             knot: Vec::new(),
@@ -131,7 +131,7 @@ impl Runner {
             channel.len() >= channel.capacity()
         };
         let is_done = self.client.is_none();
-        knot::find(board, &lookout.feeds, is_empty, is_full, is_done)
+        knot::find(board, &lookout.parties, is_empty, is_full, is_done)
     }
 
     /// Whether all processes of a knot live.

@@ -207,7 +207,7 @@ impl Pipeline {
             None => None,
         };
         if apart {
-            // The replacements need theirs; only the client alone feeds the first queue.
+            // The replacements need theirs; only the client alone parties the first queue.
             wiring.let_go(|step| step == usize::MAX, |_| false);
         } else {
             wiring.let_go(|_| true, |_| true);
@@ -330,7 +330,7 @@ fn start_crews(wiring: &Wiring, apart: bool, grace: Option<Duration>) -> Result<
     Ok(crews)
 }
 
-/// The thread that feeds the first step.
+/// The thread that parties the first step.
 fn start_client(
     client: Client,
     wiring: &Wiring,

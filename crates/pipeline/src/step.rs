@@ -292,7 +292,9 @@ impl Step {
     /// policy that drops, or [`restart`](Self::restart)), what is kept back is handed on when nothing before it can come any
     /// more, and what comes after all then comes late: an item whose process was killed, and which others have overtaken as
     /// far as there are slots between, or one that comes a second time since its process was killed before it could say that
-    /// it was done.
+    /// it was done. With too few slots that happens though nobody died, and nothing tells of it; without `restart` it is the
+    /// `Deadlock`. Nor is order kept where a step before delivers to [every](Delivery::Every) reader and one of them ends an
+    /// item without an output: the item then counts as ended, and what another reader makes of it may come late.
     pub fn ordered(mut self) -> Self {
         self.ordered = true;
         self

@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::home::Upstream;
 use crate::intake::Sequence;
 use crate::item::Item;
-use crate::knot::Feeds;
+use crate::knot::Parties;
 use crate::process::Post;
 use crate::route::{Backpressure, Delivery, Lane, Routes};
 use crate::spec::Layout;
@@ -292,10 +292,10 @@ impl Wiring {
         })
     }
 
-    /// Who may put into each lane.
-    pub(crate) fn feeds(&self) -> Feeds {
+    /// Who may put into each lane, and who takes from it.
+    pub(crate) fn parties(&self) -> Parties {
         let lanes = 0..self.strands.len();
-        Feeds {
+        Parties {
             writers: lanes.clone().map(|lane| self.writers(lane)).collect(),
             readers: self
                 .strands

@@ -247,6 +247,7 @@ mod tests {
         }
         assert!(root.audit().leaked.is_empty());
     }
+
     #[test]
     fn memory_of_large_blocks_that_outlive_their_maker_is_used_again() {
         let root = Arena::builder().capacity(1 << 30).create().unwrap();
