@@ -3,11 +3,13 @@
 //! helper programs in `src/bin/`.
 
 mod harness;
+mod keeper;
 mod look;
 pub mod named;
 mod receipts;
 
 pub use harness::{Test, allow_leaks, main, main_with_scenes, play};
+pub use keeper::Keeper;
 pub use look::{
     children, children_of, exists, kill, name_of, pidfd, resume, see_stopped, stop, wait_for_end,
     wait_until_asleep,

@@ -15,6 +15,7 @@ fn main() -> ExitCode {
         a_join_that_keeps_the_sender_is_a_deadlock,
         workers_that_wait_for_each_other_are_a_deadlock,
         a_wait_for_any_process_that_keeps_the_sender_is_a_deadlock,
+        threads_that_start_processes_or_pass_on_their_stderr_are_nobody_who_could_act,
         a_put_that_only_its_own_process_could_make_room_for_is_a_deadlock,
         a_get_that_only_its_own_process_could_answer_is_a_deadlock,
         a_consumer_that_keeps_all_slots_is_told,
@@ -93,6 +94,22 @@ fn a_wait_for_any_process_that_keeps_the_sender_is_a_deadlock() {
     let error = context.wait_any().unwrap_err();
     assert_eq!(deadlock_of(&error).waits.len(), 3, "{error}");
     assert_eq!(context.join().unwrap_err().to_string(), error.to_string());
+    drop(sender);
+}
+
+fn threads_that_start_processes_or_pass_on_their_stderr_are_nobody_who_could_act() {
+    fn nothing(_rank: usize, _: ()) {}
+    // What a thread with other rights starts is started by a thread that stays.
+    let less = std::thread::spawn(|| {
+        rustix::thread::set_no_new_privs(true).unwrap();
+        spawn(nothing, (), 1).unwrap().join().unwrap();
+    });
+    less.join().unwrap();
+    let (sender, receiver) = Queue::<u64>::bounded(4).unwrap().split();
+    let kept = spawn_api::builder().stderr_tail(true);
+    let mut context = kept.spawn(drain, receiver, 1).unwrap();
+    let error = context.join().unwrap_err();
+    assert_eq!(deadlock_of(&error).waits.len(), 2, "{error}");
     drop(sender);
 }
 

@@ -219,9 +219,9 @@ fn a_child_that_aborts_does_not_fill_the_arena() {
         std::process::abort();
     }
     // Cores go to a directory of their own, if the system writes them beside the program at all.
-    let place = std::env::temp_dir().join(format!("tensormp-cores-{}", std::process::id()));
-    std::fs::create_dir(&place).unwrap();
-    std::env::set_current_dir(&place).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path();
+    std::env::set_current_dir(place).unwrap();
     let maximum = getrlimit(Resource::Core).maximum;
     limit(Resource::Core, maximum);
     let large = Tensor::full(64 << 20, 7_u8).unwrap().freeze();
@@ -245,11 +245,10 @@ fn a_child_that_aborts_does_not_fill_the_arena() {
         used()
     );
     assert!(arena.stats().committed < committed + (8 << 20));
-    let cores: u64 = std::fs::read_dir(&place)
+    let cores: u64 = std::fs::read_dir(place)
         .unwrap()
         .map(|core| core.unwrap().metadata().unwrap().len())
         .sum();
-    std::fs::remove_dir_all(&place).unwrap();
     assert!(
         cores < 64 << 20,
         "{cores} bytes of cores, with the arena's memory in them"
@@ -262,7 +261,6 @@ fn children_that_fail_one_after_the_other_leave_no_memory() {
         let _own = Tensor::full(1 << 20, 1_u8)?;
         let queue = Queue::bounded(2)?;
         queue.put(Tensor::full(1000, 1_u8)?)?;
-        // Both hold all they ever hold at the same time, in the first rounds as well: more never comes.
         both.wait()?;
         match how % 4 {
             0 => Err("no".into()),
@@ -275,7 +273,12 @@ fn children_that_fail_one_after_the_other_leave_no_memory() {
         }
     }
     let kept = Tensor::full(1000, 1_u8).unwrap().freeze();
-    let committed = || Arena::current().unwrap().stats().committed;
+    // What is kept to be used again has no fixed size: how much was held at once depends on who came first.
+    let committed = || {
+        let arena = Arena::current().unwrap();
+        arena.trim();
+        arena.stats().committed
+    };
     let round = |how| {
         let given = (how, kept.clone(), Barrier::new(2).unwrap());
         let mut context = spawn(fails, given, 2).unwrap();
@@ -290,10 +293,8 @@ fn children_that_fail_one_after_the_other_leave_no_memory() {
     (0..4).for_each(round);
     let before = committed();
     (0..24).for_each(round);
-    assert!(
-        committed() <= before + (4 << 20),
-        "{before} bytes became {}",
-        committed()
-    );
+    let after = committed();
+    // Less than one tensor of them.
+    assert!(after < before + (1 << 20), "{before} bytes became {after}");
     assert!(kept.try_thaw().is_ok(), "no dead process has it any more");
 }

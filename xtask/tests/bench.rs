@@ -119,6 +119,10 @@ fn a_device_tensor_costs_each_process_one_event_and_one_wait() {
             .remove("cuEventQuery")
             .and_then(|asked| asked.as_f64());
         assert!(asked.unwrap_or(0.0) <= 1.0, "{side}");
+        // And the thread that looks around now and then asks whether a stream is busy, however many are handed on meanwhile.
+        let looked = calls.remove("cuStreamQuery");
+        let looked = looked.and_then(|looked| looked.as_f64());
+        assert!(looked.unwrap_or(0.0) <= 0.1, "{side}");
         let steady = serde_json::json!({"cuEventRecord": 1.0, "cuStreamWaitEvent": 1.0});
         assert_eq!(Value::from(calls), steady, "{side}");
     }

@@ -1,6 +1,6 @@
 //! A tensor on a device without its element type and its mode: what the public types are made of.
 
-use shm_core::object::{Object, ObjectKind};
+use shm_core::object::ObjectKind;
 use shm_core::tensor::Geometry;
 use shm_core::trace::Trace;
 use shm_core::{Dtype, Element, Shape, SharedTensor, Tensor};
@@ -94,11 +94,16 @@ impl Body {
         let geometry = Geometry::contiguous(dtype, shape)?;
         let hub = Hub::get()?;
         let bytes = geometry.packed_bytes() as u64;
-        let blocks = hub.allocate_slots(stream.device(), bytes, count)?;
-        blocks
-            .into_iter()
+        let mut blocks = hub
+            .allocate_slots(stream.device(), bytes, count)?
+            .into_iter();
+        let slots = blocks
+            .by_ref()
             .map(|(block, place)| Self::over(hub, block, place, bytes, geometry, stream))
-            .collect()
+            .collect();
+        // Those behind one that could not be made.
+        blocks.for_each(|(block, _)| hub.put_back(block));
+        slots
     }
 
     /// Memory that somebody else made.
@@ -121,6 +126,7 @@ impl Body {
             ));
         }
         let bytes = geometry.packed_bytes() as u64;
+        hub.drop_owners(false);
         let memory = Memory::wrap(hub, stream.device(), address, bytes.max(1), owner)?;
         let (block, place) = hub.adopt(memory)?;
         Self::over(hub, block, place, bytes, geometry, stream)
@@ -165,7 +171,7 @@ impl Body {
         let memory = [line, generation];
         let place = match hub.place(memory) {
             Ok(place) => place,
-            Err(error) if error.code().is_some() || *error.kind() == ErrorKind::NoPath => {
+            Err(error) if error.is_of_the_way() => {
                 let stands_for = (memory, index, turn, bytes);
                 return Self::arrive_as_copy(hub, &token, geometry, stands_for, error);
             }
@@ -186,7 +192,9 @@ impl Body {
         geometry.check(bytes as usize, geometry.dtype().align())?;
         place.check_alive(false)?;
         let stream = Stream::for_device(place.device())?;
-        place.arrive(index, &stream)?;
+        place
+            .arrive(index, &stream)
+            .map_err(|error| place.explain(error))?;
         let using = Use::begin(place, index, token.trace()?, &stream);
         if matches!(token, Token::Shared(_)) {
             using.was_shared();
@@ -209,7 +217,7 @@ impl Body {
         (memory, index, turn, bytes): ([u64; 2], u64, u64, u64),
         refusal: Error,
     ) -> Result<Self> {
-        let object = Object::open(&hub.arena, memory)?;
+        let object = crate::import::open_object(&hub.arena, memory)?;
         object.expect(ObjectKind::DeviceMemory)?;
         let said = Described::read(&object)?;
         let visited = hub.visit(said.station)?;
@@ -225,12 +233,17 @@ impl Body {
                 bytes: range.len() as u64,
             };
             fetch_copy(&visited, said.pid, memory, part).map_err(|second| {
-                Error::new(
-                    ErrorKind::NoPath,
-                    format!(
-                        "{refusal}; and a copy through the host cannot be had either: {second}"
-                    ),
-                )
+                if visited.is_ending() {
+                    return crate::import::origin_gone(&said, hub).because(second);
+                }
+                let kind = match second.kind() {
+                    ErrorKind::TimedOut => ErrorKind::TimedOut,
+                    _ => ErrorKind::NoPath,
+                };
+                let text = format!(
+                    "{refusal}; and a copy through the host cannot be had either: {second}"
+                );
+                Error::new(kind, text)
             })
         };
         let body = match token {
@@ -356,14 +369,15 @@ impl Body {
         crate::driver::check_not_forked()?;
         stream.expect(self.device())?;
         self.using.place.check_alive(false)?;
+        let address = self.address()?;
         stream.wait_for(&self.stream)?;
         self.using.works_on(stream);
-        Ok(self.address())
+        Ok(address)
     }
 
-    pub(super) fn address(&self) -> u64 {
+    pub(super) fn address(&self) -> Result<u64> {
         let offset = self.geometry.offset() * self.geometry.dtype().size();
-        self.using.address() + offset as u64
+        Ok(self.using.address()? + offset as u64)
     }
 
     /// From now on in the order of another stream, which waits for the one so far.
@@ -374,9 +388,9 @@ impl Body {
     }
 
     /// The bytes from the first to the last element, and where they begin.
-    pub(super) fn span(&self) -> (u64, usize) {
+    pub(super) fn span(&self) -> Result<(u64, usize)> {
         let span = self.geometry.byte_span();
-        (self.using.address() + span.start as u64, span.len())
+        Ok((self.using.address()? + span.start as u64, span.len()))
     }
 
     /// Copies the elements to the host, in row-major order.
@@ -392,8 +406,9 @@ impl Body {
             ));
         }
         self.using.place.check_alive(false)?;
-        let (address, length) = self.span();
-        self.stream.gate()?;
+        let (address, length) = self.span()?;
+        let _calm = self.gate()?;
+        let upto = self.stream.recorded();
         let driver = self.stream.driver();
         let raw = self.stream.raw()?;
         let outcome = if self.geometry.is_contiguous() {
@@ -410,22 +425,32 @@ impl Body {
                 });
             })
         };
+        let outcome = outcome.inspect(|()| self.has_read(length, upto));
         // If the origin has ended meanwhile, what was copied may be anything, and so may be the driver's answer.
         self.using.place.check_alive(true)?;
-        outcome
+        outcome.map_err(|error| self.using.place.explain(error))
+    }
+
+    /// So many bytes came to the host, behind so much in the stream. The driver waits for nothing to read none.
+    fn has_read(&self, length: usize, upto: u64) {
+        if length > 0 {
+            self.stream.has_done(upto);
+        }
     }
 
     /// The bytes from the first to the last element, copied to the host.
     pub(crate) fn read_span(&self, to: &mut [u8]) -> Result<()> {
-        self.read_from(self.span().0, to)
+        self.read_from(self.span()?.0, to)
     }
 
     fn read_from(&self, address: u64, to: &mut [u8]) -> Result<()> {
         self.using.place.check_alive(false)?;
-        self.stream.gate()?;
+        let _calm = self.gate()?;
+        let (length, upto) = (to.len(), self.stream.recorded());
         let outcome = self.stream.driver().read(self.stream.raw()?, to, address);
+        let outcome = outcome.inspect(|()| self.has_read(length, upto));
         self.using.place.check_alive(true)?;
-        outcome
+        outcome.map_err(|error| self.using.place.explain(error))
     }
 
     /// How many bytes the storage has, of which the elements may be a part.
@@ -438,7 +463,7 @@ impl Body {
     pub(crate) fn read_storage(&self, to: &mut [u8]) -> Result<()> {
         // Whoever wrote it did so before it was shared.
         self.using.gather_shared(&self.stream)?;
-        self.read_from(self.using.address(), to)
+        self.read_from(self.using.address()?, to)
     }
 
     /// Overwrites the elements, which are contiguous, in row-major order.
@@ -464,20 +489,11 @@ impl Body {
 
     pub(crate) fn write_span(&self, from: &[u8]) -> Result<()> {
         self.using.place.check_alive(true)?;
-        let (address, _) = self.span();
+        let (address, _) = self.span()?;
         self.using.works_on(&self.stream);
-        self.stream.gate()?;
+        let _calm = self.gate()?;
         self.stream
             .driver()
             .write(self.stream.raw()?, address, from)
-    }
-
-    /// Sets all bytes of the elements.
-    pub(crate) fn fill_bytes(&self, value: u8) -> Result<()> {
-        let (address, length) = self.span();
-        self.using.works_on(&self.stream);
-        self.stream
-            .driver()
-            .fill(self.stream.raw()?, address, value, length as u64)
     }
 }

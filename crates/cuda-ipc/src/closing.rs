@@ -1,46 +1,79 @@
 //! Giving memory back, and who is in the way of that.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use shm_core::word::Owner;
 
+use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
+use crate::import::Import;
+use crate::in_the_way::Rest;
+use crate::later;
 use crate::memory::Memory;
 use crate::place::Place;
 use crate::pool::Pool;
+use crate::rest::{self, Holding};
 use crate::stats::{COUNTERS, Stats, Stuck};
-use crate::stuck::{self, gate_device};
+use crate::stream::Stream;
+use crate::stuck;
+
+/// Longer than any process lives, and yet a moment that a clock can say.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// How long [`collect`] waits for work of this process.
+const OWN_WORK: Duration = Duration::from_secs(60);
+
+/// How long [`close`] waits for processes that cannot do anything about it before they end, as they may at any time.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// How often [`close`] looks whether waiting is of any use.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long [`collect`] looks until it sees that this process's work on memory of others is done.
+const SETTLED_BY: Duration = Duration::from_secs(1);
 
 impl Hub {
     pub(crate) fn pools(&self) -> Vec<Arc<Mutex<Pool>>> {
         self.pools.lock().values().cloned().collect()
     }
 
-    /// Gives back what nobody needs; the number of bytes given back to devices.
-    pub(crate) fn collect(&self) -> u64 {
-        self.close_idle();
+    /// Gives back what nobody needs; the number of bytes given back to devices. Waits for work of this process, `until` then,
+    /// and never for that of others: what waits for them is left for the next time. `held`: streams are kept from waiting for
+    /// more of others meanwhile.
+    pub(crate) fn collect(&self, until: Option<Instant>, held: bool) -> u64 {
+        self.close_idle(until, held);
         let mut freed = 0;
         for pool in self.pools() {
-            let mut pool = pool.lock();
-            pool.sweep();
-            let is_stuck = pool
-                .device()
-                .is_some_and(|device| gate_device(device).is_err());
-            if is_stuck {
+            pool.lock().sweep();
+            let Some(device) = pool.lock().device() else {
                 continue;
-            }
-            let gone = pool.take_unused(|memory| {
-                if memory.is_open_elsewhere() {
-                    memory.retire(self);
-                    return false;
-                }
-                self.is_quiet(memory)
-            });
-            drop(pool);
+            };
+            let free = || {
+                let gone = pool.lock().take_unused(|memory| {
+                    if memory.is_open_elsewhere() {
+                        memory.retire(self);
+                        return false;
+                    }
+                    self.is_quiet(memory)
+                });
+                let (others, own): (Vec<_>, Vec<_>) =
+                    gone.into_iter().partition(|memory| memory.is_wrapped());
+                freed += own.iter().map(|memory| self.give_up(memory)).sum::<u64>();
+                others
+            };
+            let Some(gone) = self.at_rest(device, until, held, free) else {
+                // Others can close it meanwhile.
+                pool.lock().take_unused(|memory| {
+                    if memory.is_open_elsewhere() {
+                        memory.retire(self);
+                    }
+                    false
+                });
+                continue;
+            };
+            // Whoever made it may do anything when it goes.
             for memory in gone {
                 freed += self.give_up(&memory);
             }
@@ -48,20 +81,49 @@ impl Hub {
         freed
     }
 
-    /// Whether all work on a memory is over. Waits for work of this process.
+    /// Does something in which the driver waits for all that this process has on a device, when nothing of that waits for
+    /// another process.
+    fn at_rest<R>(
+        &self,
+        device: Device,
+        until: Option<Instant>,
+        held: bool,
+        act: impl FnOnce() -> R,
+    ) -> Option<R> {
+        if self.settle_own(device, until) {
+            rest::while_calm(device, until, act)
+        } else if held {
+            rest::while_held(device, until, act).ok()
+        } else {
+            None
+        }
+    }
+
+    /// Waits for what this process has to do on a device; whether it is done. Not if that waits for another process.
+    fn settle_own(&self, device: Device, until: Option<Instant>) -> bool {
+        // Of what is stuck the next look is told; what takes long is looked at again.
+        let until = until.unwrap_or_else(|| Instant::now() + OWN_WORK);
+        let is_there = |stream: &Stream| stream.device() == device;
+        Stream::all().into_iter().filter(is_there).all(|stream| {
+            // A look without a wait: at others.
+            matches!(stream.gate_until(Some(Instant::now())), Ok(Some(_)))
+                && stream.finish(until).unwrap_or(false)
+        })
+    }
+
+    /// Whether all work on a memory is over; that of this process in streams of its device is.
     fn is_quiet(&self, memory: &Arc<Memory>) -> bool {
+        if !memory.worked.lock().is_over() {
+            return false;
+        }
         let Ok(station) = self.station() else {
             return false;
         };
         let place = Place::Home(memory.clone(), station);
-        (0..memory.count).all(|index| {
-            let streams = memory.take_after(index);
-            streams.iter().all(|stream| stream.synchronize().is_ok())
-                && place.is_quiet(index, self.driver).unwrap_or(false)
-        })
+        (0..memory.count).all(|index| place.is_quiet(index, self.driver).unwrap_or(false))
     }
 
-    fn give_up(&self, memory: &Arc<Memory>) -> u64 {
+    pub(crate) fn give_up(&self, memory: &Arc<Memory>) -> u64 {
         if let Ok(station) = self.station() {
             let place = Place::Home(memory.clone(), station);
             for index in 0..memory.count {
@@ -78,15 +140,29 @@ impl Hub {
         }
     }
 
-    /// Closes memory of others that is open here and not used.
-    fn close_idle(&self) {
-        let idle: Vec<_> = {
-            let mut imports = self.imports.lock();
-            imports
-                .extract_if(|_, import| Arc::strong_count(import) == 1)
-                .collect()
-        };
-        drop(idle);
+    /// Closes memory of others that is open here and not used, and gives back what was left.
+    fn close_idle(&self, until: Option<Instant>, held: bool) {
+        let mut devices = later::devices();
+        {
+            let imports = self.imports.lock();
+            let idle = imports
+                .values()
+                .filter(|import| Arc::strong_count(import) == 1);
+            devices.extend(idle.map(|import| import.device));
+        }
+        for device in devices {
+            if stuck::is_known(device) {
+                continue;
+            }
+            // That work is done is seen a moment later; of what waits for the dead it never is.
+            let begun = Instant::now();
+            let close = || self.close_there(device, true);
+            while self.at_rest(device, until, held, close) == Some(false)
+                && begun.elapsed() < SETTLED_BY
+            {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
         let mut visited = self.visited.lock();
         visited.retain(|_, station| {
             Arc::strong_count(station) > 1 || self.arena.is_present(station.origin)
@@ -100,10 +176,13 @@ impl Hub {
             let (count, bytes) = pool.size();
             stats.allocations += count;
             stats.allocated += bytes;
+            stats.wrapped += pool.wrapped();
             stats.live += pool.held().len() as u64;
         }
         stats.stuck = self.stuck();
-        stats.imports = self.imports.lock().len() as u64;
+        let imports = self.imports.lock();
+        stats.imports = imports.len() as u64 + later::opened();
+        drop(imports);
         if let Some(station) = &*self.station.lock() {
             stats.events = station.counts().0;
         }
@@ -118,14 +197,20 @@ impl Hub {
 
     /// What stays until this process ends.
     fn stuck(&self) -> Vec<Stuck> {
+        let is_unused = |import: &&Arc<Import>| Arc::strong_count(import) == 1;
+        let open_on = |device| {
+            let imports = self.imports.lock();
+            let unused = imports.values().filter(is_unused);
+            unused.filter(|import| import.device == device).count() as u64
+        };
         let on = |known: stuck::Known| {
             let mut stuck = Stuck {
                 device: known.device,
-                writer: known.who(),
+                writer: known.who,
                 allocations: 0,
                 bytes: 0,
                 blocks: 0,
-                imports: known.imports,
+                imports: known.imports + open_on(known.device),
             };
             for pool in self.pools() {
                 let pool = pool.lock();
@@ -139,64 +224,6 @@ impl Hub {
             stuck
         };
         stuck::all().into_iter().map(on).collect()
-    }
-
-    /// Whether all that is left is on devices of which nothing is given back any more.
-    fn is_all_stuck(&self) -> bool {
-        let stuck = stuck::all();
-        let memories = self.memories.lock();
-        let is_stuck = |device| stuck.iter().any(|known| known.device == device);
-        memories.values().all(|memory| is_stuck(memory.device))
-    }
-
-    /// Who still holds tensors of this process, or has its memory open: one line each.
-    fn holders(&self) -> Vec<String> {
-        let mut seen: HashMap<Option<Owner>, (u64, u64)> = HashMap::new();
-        for pool in self.pools() {
-            let held = pool.lock().held();
-            for (token, bytes) in held {
-                let holders = token.holders();
-                let keys: Vec<_> = if holders.is_empty() {
-                    vec![None]
-                } else {
-                    holders.into_iter().map(Some).collect()
-                };
-                for key in keys {
-                    let sum = seen.entry(key).or_default();
-                    *sum = (sum.0 + 1, sum.1 + bytes);
-                }
-            }
-        }
-        for memory in self.memories.lock().values() {
-            for holder in memory.holders() {
-                seen.entry(Some(holder)).or_default();
-            }
-        }
-        let mut lines: Vec<_> = seen
-            .into_iter()
-            .map(|(holder, (tensors, bytes))| {
-                let what = match tensors {
-                    0 => "has memory of it open".to_owned(),
-                    count => format!("holds {count} tensors of {bytes} bytes"),
-                };
-                match holder {
-                    None => format!(
-                        "messages that nobody has received: {tensors} tensors of {bytes} bytes"
-                    ),
-                    Some(owner) if owner == self.arena.me() => {
-                        format!("this process itself {what}")
-                    }
-                    Some(owner) => {
-                        let record = self.arena.record_of(owner);
-                        let (pid, name) =
-                            record.map_or((0, String::new()), |record| (record.pid, record.name));
-                        format!("process {pid} {name} {what}")
-                    }
-                }
-            })
-            .collect();
-        lines.sort();
-        lines
     }
 }
 
@@ -223,13 +250,16 @@ pub fn stats() -> Stats {
 ///
 /// Memory of the host that is registered for devices and has no pinned tensor in it is unregistered.
 ///
+/// Waits for what this process has to do on a device, a minute at most, and never for other processes: where a stream waits
+/// for one, memory of that device is left for the next time.
+///
 /// Nothing has to call this: memory is used again, and given back when a device has no more. Allocations that others have
 /// open wait until those have closed them, which they do with their next tensor of that process, with their own `collect`, or
 /// by themselves within about half a second.
 pub fn collect() -> u64 {
     crate::regions::collect();
     crate::staging::give_up();
-    Hub::if_any().map_or(0, Hub::collect)
+    Hub::if_any().map_or(0, |hub| hub.collect(None, false))
 }
 
 /// What stays, and why.
@@ -248,38 +278,72 @@ fn told(stuck: &Stuck) -> String {
 ///
 /// # Errors
 /// `TimedOut`, naming who holds how much, when that takes longer than `timeout`; it can be called again. `WriterGone`, before
-/// that, when nobody holds anything any more, and what is left is on a device where a stream waits for a process that has
-/// died: it goes with this process.
+/// that, when nobody holds anything any more, and what is left cannot be given back: it is on a device where a stream waits
+/// for a process that has died, or, for five seconds now, in the way are only other processes to which that has happened,
+/// which are named. It goes with this process.
 pub fn close(timeout: Duration) -> Result<()> {
     let Some(hub) = Hub::if_any() else {
         return Ok(());
     };
-    let until = Instant::now() + timeout;
+    let now = Instant::now();
+    // A time that no clock has is as good as for ever.
+    let until = now.checked_add(timeout).unwrap_or(now + FOR_EVER);
     let mut pause = Duration::from_micros(100);
+    let mut holding = Holding::new();
+    let mut next_look = now;
+    let mut others_since = None;
     loop {
         hub.arena.bury_the_dead();
-        hub.collect();
+        let is_held = holding.is_due();
+        hub.collect(Some(until), is_held);
         if hub.memories.lock().is_empty() {
             return Ok(());
         }
+        if is_held {
+            holding.was_tried(hub.pools().iter().all(|pool| {
+                let device = pool.lock().device();
+                device.is_none_or(|device| !rest::is_waiting(device))
+            }));
+        }
         let now = Instant::now();
-        let stuck: Vec<_> = hub.stuck().iter().map(told).collect();
-        let is_over = !stuck.is_empty() && hub.is_all_stuck();
-        if now >= until || is_over {
-            let mut holders = hub.holders();
-            if is_over && holders.is_empty() {
+        let rest = match now >= next_look {
+            true => hub.what_is_left(),
+            false => Rest::InWork,
+        };
+        if now >= next_look {
+            next_look = now + LOOK;
+            others_since = (rest == Rest::Elsewhere).then(|| others_since.unwrap_or(now));
+        }
+        let stuck = || hub.stuck().iter().map(told).collect::<Vec<_>>();
+        // That others have it open is no reason to wait: it goes with this process in any case.
+        if rest == Rest::Here {
+            let stuck = stuck();
+            if !stuck.is_empty() {
                 return Err(Error::new(ErrorKind::WriterGone, stuck.join("; ")));
             }
-            if now >= until {
-                holders.extend(stuck);
-                return Err(Error::new(
+        }
+        let is_of_no_use = others_since.is_some_and(|since| now - since > LINGER);
+        if is_of_no_use || now >= until {
+            let mut lines = hub.who_is_in_the_way();
+            lines.extend(stuck());
+            if lines.is_empty() {
+                lines.push("nobody holds a tensor, but work on it is not done yet".to_owned());
+            }
+            let lines = lines.join("; ");
+            return Err(match is_of_no_use {
+                true => Error::new(
+                    ErrorKind::WriterGone,
+                    format!(
+                        "nobody holds device memory of this process, and it cannot be given back before others end: {lines}"
+                    ),
+                ),
+                false => Error::new(
                     ErrorKind::TimedOut,
                     format!(
-                        "device memory of this process is still held after {timeout:?}: {}",
-                        holders.join("; ")
+                        "device memory of this process is still held after {timeout:?}: {lines}"
                     ),
-                ));
-            }
+                ),
+            });
         }
         std::thread::sleep(pause.min(until - now));
         pause = (pause * 2).min(Duration::from_millis(20));

@@ -1,5 +1,6 @@
-//! Copies of a tensor's elements on a device, and from one device to another.
+//! What a stream does with a tensor's elements: copies on a device, and from one device to another, and zeros.
 
+use crate::awaits::Calm;
 use crate::body::Body;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -23,30 +24,29 @@ impl Body {
         }
         self.using.place.check_alive(false)?;
         from.using.place.check_alive(false)?;
+        let (to, source) = (self.address()?, from.address()?);
         self.stream.wait_for(&from.stream)?;
         self.using.works_on(&self.stream);
         let bytes = self.geometry.packed_bytes() as u64;
         copy_in(
             &self.stream,
-            (self.device(), self.address()),
-            (from.device(), from.address()),
+            (self.device(), to),
+            (from.device(), source),
             bytes,
         )?;
         // What the source's stream does next comes after the copy has read it.
-        from.stream.wait_for(&self.stream)?;
-        from.using.works_on(&from.stream);
-        Ok(())
+        from.is_read_in(&self.stream)
     }
 
     /// A copy on `device`, in the order of that device's current stream.
     pub(crate) fn copy_to(&self, stream: &Stream) -> Result<Self> {
         self.using.place.check_alive(false)?;
-        let (address, length) = self.span();
+        let (address, length) = self.span()?;
         let geometry = self.geometry.starting_at(self.geometry.byte_span().start)?;
         let elements = length / self.geometry.dtype().size();
         let mut copy = Self::new(self.geometry.dtype(), [elements], stream)?;
         stream.wait_for(&self.stream)?;
-        let to = copy.using.address();
+        let to = copy.using.address()?;
         copy_in(
             stream,
             (stream.device(), to),
@@ -54,10 +54,36 @@ impl Body {
             length as u64,
         )?;
         // The source is not written before the copy has read it.
-        self.stream.wait_for(stream)?;
-        self.using.works_on(&self.stream);
+        self.is_read_in(stream)?;
         copy.geometry = geometry;
         Ok(copy)
+    }
+}
+
+impl Body {
+    /// Sets all bytes of the elements.
+    pub(crate) fn fill_bytes(&self, value: u8) -> Result<()> {
+        let (address, length) = self.span()?;
+        self.using.works_on(&self.stream);
+        self.stream
+            .driver()
+            .fill(self.stream.raw()?, address, value, length as u64)
+    }
+
+    /// Before this thread waits for the tensor's stream. What its writer has not done is told as the end of the memory, where
+    /// that went as well.
+    pub(crate) fn gate(&self) -> Result<Calm<'_>> {
+        let calm = self.stream.gate();
+        calm.map_err(|error| self.using.place.explain(error))
+    }
+
+    /// Another stream has read it: what this one's does next comes after that.
+    fn is_read_in(&self, stream: &Stream) -> Result<()> {
+        let waits = self.stream.wait_for(stream);
+        // Where it does not, the memory's next user waits for that stream itself.
+        self.using
+            .works_on(if waits.is_ok() { &self.stream } else { stream });
+        waits
     }
 }
 

@@ -47,6 +47,13 @@ impl Uuid {
         };
         [half(0), half(8)]
     }
+
+    /// One of 64 bits, to say in a word of which devices something is true, or of others that have the same.
+    pub(crate) fn bit(self) -> u64 {
+        let [a, b] = self.to_words();
+        let mixed = (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        1 << (mixed >> 58)
+    }
 }
 
 /// A device that this process sees.

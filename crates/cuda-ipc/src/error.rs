@@ -114,6 +114,12 @@ impl Error {
         &self.kind
     }
 
+    /// Whether this way between two processes does not work, and another one may.
+    pub(crate) fn is_of_the_way(&self) -> bool {
+        let no_way = matches!(self.kind, ErrorKind::NoPath | ErrorKind::MissingCall { .. });
+        no_way || self.code().is_some()
+    }
+
     /// The number that the driver answered, if it was the driver.
     #[must_use]
     pub fn code(&self) -> Option<i32> {
@@ -233,7 +239,7 @@ pub(crate) const fn hint(code: i32) -> &'static str {
         }
         217 => "; the two devices cannot reach each other's memory: copy through the host",
         304 => {
-            "; often a limit of the system, a container without shared /dev/shm, or one of another ipc namespace"
+            "; often a limit of the system or of this process's file descriptors (`ulimit -n`), a container without shared /dev/shm, or one of another ipc namespace"
         }
         700 => {
             "; a kernel or copy used memory that is not there, after which this process can use the device no more: restart it"

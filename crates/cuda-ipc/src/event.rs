@@ -3,10 +3,14 @@
 //! A process has a *station*: a table of events in the arena, each made once, exported once and used again and again. They
 //! belong to the origin of a memory, both those that its writers record and those that its readers record, so that they
 //! live as long as the memory. Others open an event once and keep it for as long as they keep anything of that origin.
+//!
+//! Who waits for a record asks the event whether it has happened, and is told of its latest record. So an event is recorded
+//! anew only behind its record before, in the order of streams; or when that was seen to have happened. One that may never
+//! happen gives way to another.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -18,7 +22,8 @@ use crate::device::Device;
 use crate::driver::{Driver, RawEvent, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{self, Path, malformed, owner_of, owner_word, station};
-use crate::mark::EventId;
+use crate::mark::{EventId, NO_NUMBER};
+use crate::silence::Silence;
 use crate::stats::COUNTERS;
 
 /// An event, destroyed with its last holder.
@@ -37,6 +42,12 @@ impl Event {
         self.raw
             .as_ref()
             .ok_or_else(|| Error::new(ErrorKind::Malformed, "the event is gone"))
+    }
+
+    /// Whether it is seen that its latest record has happened.
+    fn has_happened(&self) -> bool {
+        let asked = self.raw().and_then(|raw| self.driver.has_happened(raw));
+        asked.unwrap_or(false)
     }
 }
 
@@ -63,8 +74,11 @@ pub(crate) struct Station {
 #[derive(Debug, Default)]
 struct Places {
     events: Vec<Place>,
-    /// Of each device, by ordinal: indices that nobody is bound to.
+    /// Of each device, by ordinal: indices that nobody is bound to, and whose records have happened.
     free: HashMap<u32, Vec<u16>>,
+    /// Of each device, and each stream of this process by its number: as that, but the last record was made in that stream, and
+    /// may not have happened. The eldest first.
+    own: HashMap<(u32, u8), VecDeque<u16>>,
     /// Whether it is known that no event can be shared.
     refused: bool,
     /// When blocks that nobody uses were found to have none.
@@ -81,8 +95,9 @@ struct Places {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Joint {
     pub(crate) id: EventId,
-    /// It may be that another process recorded it, and has died since.
-    by_others: bool,
+    /// The stream of this process in which it was recorded. None if it may be that another process recorded it, and has died
+    /// since.
+    stream: Option<u8>,
     /// Since when it is known that it has not happened.
     late_since: Option<Instant>,
 }
@@ -120,12 +135,17 @@ impl Station {
         })
     }
 
-    /// An event for a block on `device`; `None` when there are as many as there may be, or the device shares none. Who gets
-    /// none waits on the host instead.
-    pub(crate) fn bind(&self, device: Device) -> Result<Option<EventId>> {
+    /// An event for a block on `device`, or to be recorded next in a stream of this process, which has that number; `None` when
+    /// there are as many as there may be, or the device shares none. Who gets none waits on the host instead.
+    pub(crate) fn bind(&self, device: Device, stream: Option<u8>) -> Result<Option<EventId>> {
         let mut places = self.places.lock();
         let ordinal = device.ordinal();
-        if let Some(index) = places.free.get_mut(&ordinal).and_then(Vec::pop) {
+        let own = stream.and_then(|stream| places.own.get_mut(&(ordinal, stream)));
+        let found = own
+            .and_then(VecDeque::pop_front)
+            .or_else(|| places.free.get_mut(&ordinal).and_then(Vec::pop))
+            .or_else(|| places.take_own(ordinal));
+        if let Some(index) = found {
             let generation = places.events[usize::from(index)].generation;
             return Ok(Some(EventId { index, generation }));
         }
@@ -195,20 +215,27 @@ impl Station {
             .ok_or_else(|| malformed("an event that this process never had"))
     }
 
-    /// Nobody is bound to it any more.
+    /// No block is bound to it any more. What was recorded with it may be waited for all the same.
     pub(crate) fn give_back(&self, id: EventId) {
-        let mut places = self.places.lock();
-        if let Some(place) = places.events.get(usize::from(id.index)) {
-            let device = place.device;
-            places.free.entry(device).or_default().push(id.index);
+        match self.has_happened(id) {
+            true => self.places.lock().set_free(id.index),
+            false => self.set_aside(id, None),
         }
     }
 
-    /// It was recorded for several blocks, and every one of them says so.
-    pub(crate) fn set_aside(&self, id: EventId, by_others: bool) {
+    /// Whether its latest record has happened.
+    fn has_happened(&self, id: EventId) -> bool {
+        let event = self.event(id);
+        event.is_ok_and(|event| event.has_happened())
+    }
+
+    /// It was recorded for several blocks, and every one of them says so: in a stream of this process, perhaps, that has a
+    /// number. Or it was given back, and has not happened.
+    pub(crate) fn set_aside(&self, id: EventId, stream: Option<u8>) {
+        let stream = stream.filter(|stream| *stream != NO_NUMBER);
         self.places.lock().joint.push(Joint {
             id,
-            by_others,
+            stream,
             late_since: None,
         });
     }
@@ -227,11 +254,11 @@ impl Station {
     /// Of what [`take_joint`](Self::take_joint) gave: those that blocks still speak of; the others are free.
     pub(crate) fn put_joint(&self, mut in_use: Vec<Joint>, over: Vec<Joint>) {
         for mut joint in over {
-            let has_happened = || {
-                let event = self.event(joint.id)?;
-                self.driver.has_happened(event.raw()?)
-            };
-            let id = if !joint.by_others || has_happened().unwrap_or(false) {
+            if let Some(stream) = joint.stream {
+                self.places.lock().set_own(joint.id.index, stream);
+                continue;
+            }
+            let id = if self.has_happened(joint.id) {
                 Ok(joint.id)
             } else if joint.late_since.get_or_insert_with(Instant::now).elapsed() < LATE {
                 in_use.push(joint);
@@ -241,7 +268,7 @@ impl Station {
                 self.replace(joint.id)
             };
             match id {
-                Ok(id) => self.give_back(id),
+                Ok(id) => self.places.lock().set_free(id.index),
                 Err(error) => tracing::warn!(%error, "an event is of no use any more"),
             }
         }
@@ -257,7 +284,8 @@ impl Station {
             .events
             .get_mut(usize::from(id.index))
             .ok_or_else(|| malformed("an event that this process never had"))?;
-        let generation = (place.generation + 1) & 0xfff;
+        // Of twelve bits; 0 is no event.
+        let generation = place.generation % 0xfff + 1;
         let made = Arc::new(self.make(place.device, id.index, generation)?);
         let old = std::mem::replace(&mut place.event, made);
         place.generation = generation;
@@ -276,8 +304,36 @@ impl Station {
     pub(crate) fn counts(&self) -> (u64, u64) {
         let places = self.places.lock();
         let free: usize = places.free.values().map(Vec::len).sum();
+        let own: usize = places.own.values().map(VecDeque::len).sum();
         let all = places.events.len();
-        (all as u64, (all - free) as u64)
+        (all as u64, (all - free - own) as u64)
+    }
+}
+
+impl Places {
+    /// Nobody is bound to it, and its records have happened.
+    fn set_free(&mut self, index: u16) {
+        if let Some(place) = self.events.get(usize::from(index)) {
+            self.free.entry(place.device).or_default().push(index);
+        }
+    }
+
+    /// Nobody is bound to it, and its last record was made in a stream of this process.
+    fn set_own(&mut self, index: u16, stream: u8) {
+        if let Some(place) = self.events.get(usize::from(index)) {
+            let own = self.own.entry((place.device, stream)).or_default();
+            own.push_back(index);
+        }
+    }
+
+    /// One of a device that was recorded in any stream of this process, and has happened.
+    fn take_own(&mut self, device: u32) -> Option<u16> {
+        let events = &self.events;
+        let of_device = self.own.iter_mut().filter(|((on, _), _)| *on == device);
+        let mut all = of_device.map(|(_, own)| own);
+        let has_happened = |index: &u16| events[usize::from(*index)].event.has_happened();
+        let found = all.find(|own| own.front().is_some_and(has_happened));
+        found.and_then(VecDeque::pop_front)
     }
 }
 
@@ -293,7 +349,18 @@ pub(crate) struct Visited {
     opened: Mutex<HashMap<Key, (u16, Arc<Event>)>>,
     /// How many of the origin's requests to close memory were followed.
     heeded: AtomicU64,
+    /// It had not answered when it was asked last.
+    late: AtomicBool,
+    /// Until when it is waited for where there is no other way.
+    pub(crate) silence: Silence,
+    /// When it was waited for whether it ends, and did not.
+    lived_on: Mutex<Option<Instant>>,
 }
+
+/// A process that is killed loses its files, and what the driver has of it, before it is seen as dead.
+const ENDS_WITHIN: Duration = Duration::from_millis(500);
+/// One that was seen not to end is not waited for again so soon.
+const ASKED_AGAIN: Duration = Duration::from_secs(5);
 
 impl Visited {
     pub(crate) fn open(
@@ -313,24 +380,44 @@ impl Visited {
             driver,
             opened: Mutex::default(),
             heeded: AtomicU64::new(0),
+            late: AtomicBool::new(false),
+            silence: Silence::default(),
+            lived_on: Mutex::default(),
         })
+    }
+
+    /// Whether the origin has not answered when it was asked last.
+    pub(crate) fn is_late(&self) -> bool {
+        self.late.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_late(&self, late: bool) {
+        self.late.store(late, Ordering::Relaxed);
+    }
+
+    /// After something of the origin's was not found: whether it has ended, or does so now. Waited for now and then, not each
+    /// time.
+    pub(crate) fn is_ending(&self) -> bool {
+        let arena = self.object.arena();
+        let until = Instant::now() + ENDS_WITHIN;
+        while arena.is_running(self.origin) {
+            let mut lived_on = self.lived_on.lock();
+            if lived_on.is_some_and(|then| then.elapsed() < ASKED_AGAIN) {
+                return false;
+            }
+            if Instant::now() >= until {
+                *lived_on = Some(Instant::now());
+            }
+            drop(lived_on);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
     }
 
     /// Whether the origin has asked for memory to be closed since this was asked last.
     pub(crate) fn asks_to_close(&self) -> bool {
         let asked = self.object.word(station::RETIRED).load(Ordering::Acquire);
         self.heeded.swap(asked, Ordering::Relaxed) != asked
-    }
-
-    /// As [`asks_to_close`](Self::asks_to_close), which then still says so.
-    pub(crate) fn is_asking(&self) -> bool {
-        let asked = self.object.word(station::RETIRED).load(Ordering::Acquire);
-        self.heeded.load(Ordering::Relaxed) != asked
-    }
-
-    /// The origin's requests are to be looked at again.
-    pub(crate) fn look_again(&self) {
-        self.heeded.store(u64::MAX, Ordering::Relaxed);
     }
 
     /// Tells the origin that its memory cannot be opened here this way.
@@ -362,8 +449,13 @@ impl Visited {
         }
         let raw = match self.driver.import_event(device.ordinal(), &handle) {
             Ok(raw) => raw,
-            Err(error) if self.object.arena().is_running(self.origin) => return Err(error),
-            Err(error) => return Err(crate::import::memory_gone().because(error)),
+            Err(error) => {
+                drop(opened);
+                return Err(match self.is_ending() {
+                    true => crate::import::memory_gone().because(error),
+                    false => error,
+                });
+            }
         };
         COUNTERS.events_opened.add(1);
         let event = Arc::new(Event {

@@ -11,8 +11,8 @@ use shm_core::trace::Trace;
 use shm_core::word::Owner;
 
 use crate::device::Device;
-use crate::driver::{Driver, driver};
-use crate::error::{ErrorKind, Result};
+use crate::driver::{Driver, check_not_forked, driver};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Station, Visited};
 use crate::import::Import;
 use crate::layout::{Path, block, record};
@@ -26,6 +26,16 @@ use crate::stats::{COUNTERS, Peer};
 use crate::stream::Stream;
 use crate::using::Use;
 
+/// What the thread that watches the arena does twice a second: it waits for nobody.
+fn look() {
+    if let Some(hub) = Hub::if_any()
+        && check_not_forked().is_ok()
+    {
+        crate::numbers::look();
+        crate::later::look(hub);
+    }
+}
+
 /// Ordinal of the device, and the path of what is in the pool.
 type PoolKey = (u32, Path);
 
@@ -38,6 +48,8 @@ pub(crate) struct Hub {
     pub(crate) pools: Mutex<HashMap<PoolKey, Arc<Mutex<Pool>>>>,
     pub(crate) memories: Mutex<HashMap<[u64; 2], Arc<Memory>>>,
     pub(crate) imports: Mutex<HashMap<[u64; 2], Arc<Import>>>,
+    /// Those that are being opened.
+    opening: Mutex<HashMap<[u64; 2], Arc<Mutex<()>>>>,
     pub(crate) visited: Mutex<HashMap<[u64; 2], Arc<Visited>>>,
     pub(crate) peers: Mutex<Vec<(Owner, Peer)>>,
     /// Blocks of this process that are copies of storages of others, by the copies' names.
@@ -65,7 +77,7 @@ impl Hub {
         crate::exit::wait_for_streams();
         Ok(HUB.get_or_init(|| {
             // To hear of deaths, and of what others ask, also while nobody here does anything.
-            arena.at_each_look(crate::idle::look);
+            arena.at_each_look(look);
             Self {
                 arena,
                 driver,
@@ -73,6 +85,7 @@ impl Hub {
                 pools: Mutex::default(),
                 memories: Mutex::default(),
                 imports: Mutex::default(),
+                opening: Mutex::default(),
                 visited: Mutex::default(),
                 peers: Mutex::default(),
                 copies: Mutex::default(),
@@ -176,10 +189,15 @@ impl Hub {
             if !place.settle(block.index, stream, late)? {
                 return Ok(false);
             }
-            for last in block.memory.take_after(block.index) {
-                stream.wait_for(&last)?;
+            let last = block.memory.take_after(block.index);
+            let waits = last.iter().try_for_each(|last| stream.wait_for(last));
+            if waits.is_err() {
+                // Whoever comes next waits for them.
+                block
+                    .memory
+                    .used_by(block.index, last.into_iter().collect());
             }
-            Ok(true)
+            waits.map(|()| true)
         })();
         match settled {
             Ok(true) => Ok(Ok((block, place))),
@@ -206,24 +224,46 @@ impl Hub {
         };
         let mut made = make();
         if is_full(&made) {
-            self.collect();
+            self.collect(None, false);
             made = make();
         }
-        // Others have some of it open and were asked to close it, which an idle process does soon.
-        let until = Instant::now() + CLOSED_BY;
-        while is_full(&made) && self.waits_for_closing(device) && Instant::now() < until {
+        // Others have some of it open and were asked to close it, which an idle process does soon; or streams wait for them.
+        let begun = Instant::now();
+        let is_in_time = || {
+            (begun.elapsed() < CLOSED_BY && self.waits_for_closing(device))
+                || (begun.elapsed() < PATIENCE && crate::rest::is_waiting(device))
+        };
+        while is_full(&made) && is_in_time() {
             std::thread::sleep(Duration::from_millis(10));
-            if self.collect() > 0 {
+            if self.collect(None, false) > 0 {
                 made = make();
             }
         }
-        let memory = made?;
+        let memory = made.map_err(|error| self.told_what_is_there(device, error))?;
         let memory = Arc::new(memory);
         self.memories
             .lock()
             .insert(memory.object.handle(), memory.clone());
         pool.lock().add(&memory);
         Ok(())
+    }
+
+    /// With how much a device has, and this process of it, where there was no room.
+    fn told_what_is_there(&self, device: Device, error: Error) -> Error {
+        let ErrorKind::OutOfMemory { .. } = error.kind() else {
+            return error;
+        };
+        let memories = self.memories.lock();
+        let own = memories.values().filter(|memory| memory.device == device);
+        let (count, bytes) = own.fold((0_u64, 0), |(count, bytes), memory| {
+            (count + 1, bytes + memory.bytes)
+        });
+        drop(memories);
+        let all = device.description().memory;
+        let text = format!(
+            "{error}. The device has {all} bytes, of which this process has {bytes} in {count} allocations that are in use or open elsewhere; others and the driver itself have the rest"
+        );
+        Error::new(error.kind().clone(), text).because(error)
     }
 
     /// Whether memory on a device could be given back, were it not open in other processes, which were asked to close it.
@@ -245,20 +285,29 @@ impl Hub {
         // As blocks of the pool, so that they go there in the end.
         let (stride, _) = class_of(bytes);
         let memory = Arc::new(Memory::allocate(self, device, path, stride, count)?);
+        let station = self.station()?;
         self.memories
             .lock()
             .insert(memory.object.handle(), memory.clone());
-        self.pool(device, path).lock().add_lent(&memory);
-        let station = self.station()?;
-        (0..memory.count)
+        let pool = self.pool(device, memory.path);
+        pool.lock().add_lent(&memory);
+        let block = |index| BlockRef {
+            memory: memory.clone(),
+            index,
+        };
+        let made: Result<Vec<_>> = (0..memory.count)
             .map(|index| {
                 let place = Place::Home(memory.clone(), station.clone());
                 place.bind(index, 1)?;
                 place.begin_turn(index);
-                let memory = memory.clone();
-                Ok((BlockRef { memory, index }, place))
+                Ok((block(index), place))
             })
-            .collect()
+            .collect();
+        if made.is_err() {
+            let mut pool = pool.lock();
+            (0..memory.count).for_each(|index| pool.put_back(block(index)));
+        }
+        made
     }
 
     /// Memory that somebody else made, as a place with one block.
@@ -304,38 +353,34 @@ impl Hub {
         {
             return Ok(Place::Home(memory.clone(), self.station()?));
         }
-        let mut imports = self.imports.lock();
-        if let Some(import) = imports.get(&handle).cloned() {
-            let gone = Self::take_retired(&mut imports, &import.visited);
-            drop(imports);
-            // Closing waits for the device: outside of the lock.
-            drop(gone);
-            return Ok(Place::Away(import));
+        let known = || self.imports.lock().get(&handle).cloned();
+        let import = match known() {
+            Some(import) => import,
+            // Each is opened once; those who need others do not wait for that.
+            None => {
+                let turn = self.opening.lock().entry(handle).or_default().clone();
+                let _turn = turn.lock();
+                match known() {
+                    Some(import) => import,
+                    None => self.open(handle)?,
+                }
+            }
+        };
+        if import.visited.asks_to_close() {
+            crate::later::kick();
         }
-        // Those of the dead are of no use any more, and hold a mapping each.
-        imports.retain(|_, import| {
-            Arc::strong_count(import) > 1 || self.arena.is_present(import.origin)
-        });
-        let import = Arc::new(Import::open(self, handle)?);
-        imports.insert(handle, import.clone());
-        let gone = Self::take_retired(&mut imports, &import.visited);
-        drop(imports);
-        drop(gone);
-        self.note_peer(import.origin, import.pid, import.path, "it could be opened");
         Ok(Place::Away(import))
     }
 
-    /// What an origin asked to have closed, if it has since the last look, and nobody here uses.
-    pub(crate) fn take_retired(
-        imports: &mut HashMap<[u64; 2], Arc<Import>>,
-        visited: &Visited,
-    ) -> Vec<([u64; 2], Arc<Import>)> {
-        if !visited.asks_to_close() {
-            return Vec::new();
+    /// Opens the memory of another process; one at a time opens that one.
+    fn open(&self, handle: [u64; 2]) -> Result<Arc<Import>> {
+        let opened = Import::open(self, handle).map(Arc::new);
+        if let Ok(import) = &opened {
+            self.imports.lock().insert(handle, import.clone());
+            self.note_peer(import.origin, import.pid, import.path, "it could be opened");
         }
-        imports
-            .extract_if(|_, import| Arc::strong_count(import) == 1 && import.is_retired())
-            .collect()
+        self.opening.lock().remove(&handle);
+        opened
     }
 
     /// Remembers how another process is reached.
@@ -360,10 +405,15 @@ impl Hub {
         self.memories.lock().get(&handle).cloned()
     }
 
-    /// An event for a block on `device`, if there may be one more.
-    pub(crate) fn event_for(&self, station: &Station, device: Device) -> Result<Option<EventId>> {
+    /// An event for a block on `device`, or to be recorded next in a stream, which has that number, if there may be one more.
+    pub(crate) fn event_for(
+        &self,
+        station: &Station,
+        device: Device,
+        stream: Option<u8>,
+    ) -> Result<Option<EventId>> {
         self.reclaim_joint(station, false);
-        let event = station.bind(device)?;
+        let event = station.bind(device, stream)?;
         if event.is_some() || !station.may_look_for_idle() {
             return Ok(event);
         }
@@ -372,11 +422,11 @@ impl Hub {
             station.found_none_idle();
             return Ok(None);
         }
-        station.bind(device)
+        station.bind(device, stream)
     }
 
-    /// Frees events that were recorded for several tensors each, and that no block speaks of any more; whether there were
-    /// any. Whoever waits for one holds a block that does.
+    /// Sees to events that were recorded for several tensors each, and that no block speaks of any more; whether there were
+    /// any. Whoever was made to wait for one holds a block that speaks of it, or has sent that on, and waits still.
     fn reclaim_joint(&self, station: &Station, at_once: bool) -> bool {
         let joint = station.take_joint(at_once);
         if joint.is_empty() {
@@ -417,24 +467,5 @@ impl Hub {
             }
         }
         found
-    }
-}
-
-/// An import that its origin asked to have closed, and that was used for the last time.
-pub(crate) fn forget_retired(import: &Arc<Import>) {
-    if let Some(hub) = Hub::if_any() {
-        let mut imports = hub.imports.lock();
-        let handle = import.object.handle();
-        // In the table, in the use that is going, and in nobody else's hands.
-        let gone = match imports.get(&handle) {
-            Some(known) if Arc::strong_count(known) <= 2 => imports.remove(&handle),
-            // Others may be about to let go, too: whoever comes next looks again.
-            _ => {
-                import.visited.look_again();
-                None
-            }
-        };
-        drop(imports);
-        drop(gone);
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shm_core::Arena;
@@ -15,9 +16,12 @@ use crate::driver::{Driver, Mapping, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Visited;
 use crate::hub::Hub;
+use crate::later::What;
 use crate::layout::{Described, Path, malformed, memory};
+use crate::ledger;
+use crate::moment::Work;
 use crate::stats::COUNTERS;
-use crate::stuck::{gate_device, note_import};
+use crate::stream::Stream;
 use crate::using::Use;
 
 /// An allocation of another process, open in this one.
@@ -32,13 +36,26 @@ pub(crate) struct Import {
     pub(crate) visited: Arc<Visited>,
     pub(crate) stride: u64,
     pub(crate) count: u32,
-    /// Where block 0 begins, here.
-    address: u64,
-    base: u64,
-    mapping: Option<Mapping>,
+    /// Where block 0 begins in it.
+    first: u64,
+    bytes: u64,
+    opened: OnceLock<Opened>,
+    opening: Mutex<()>,
     driver: &'static dyn Driver,
     pub(crate) uses: Mutex<HashMap<u32, Weak<Use>>>,
+    /// What this process has done here, in tensors that are gone.
+    worked: Mutex<Work>,
 }
+
+/// Where it is open, here.
+#[derive(Debug)]
+struct Opened {
+    base: u64,
+    mapping: Option<Mapping>,
+}
+
+/// How long a receiver waits for an origin's descriptor.
+const SOON: Duration = Duration::from_millis(20);
 
 impl Import {
     /// Opens the allocation that a token names; somebody holds it meanwhile, or it is gone with its origin.
@@ -58,35 +75,7 @@ impl Import {
         if !hub.arena.is_present(said.origin) {
             return Err(gone());
         }
-        let opened = match said.path {
-            Path::Handle => hub
-                .driver
-                .import(device.ordinal(), &said.handle)
-                .and_then(|base| check_size(hub, device, base, said.bytes))
-                .map(|base| (base, None)),
-            Path::Descriptor => crate::service::fetch_descriptor(&visited, said.pid, handle)
-                .and_then(|descriptor| {
-                    let mapping =
-                        hub.driver
-                            .map(device.ordinal(), descriptor.as_fd(), said.bytes)?;
-                    Ok((mapping.address, Some(mapping)))
-                }),
-            Path::Host => return Err(malformed("a memory that nobody can open")),
-        };
-        let (base, mapping) = opened.map_err(|error| {
-            if hub.arena.is_running(said.origin) {
-                error.while_doing(format_args!(
-                    "opening {} bytes of process {} on device {}",
-                    said.bytes,
-                    said.pid,
-                    device.ordinal()
-                ))
-            } else {
-                gone().because(error)
-            }
-        })?;
-        COUNTERS.opened.add(1);
-        Ok(Self {
+        let import = Self {
             object,
             origin: said.origin,
             pid: said.pid,
@@ -95,25 +84,150 @@ impl Import {
             visited,
             stride: said.stride,
             count,
-            address: base.wrapping_add(said.first),
-            base,
-            mapping,
+            first: said.first,
+            bytes: said.bytes,
+            opened: OnceLock::new(),
+            opening: Mutex::default(),
             driver: hub.driver,
             uses: Mutex::default(),
-        })
+            worked: Mutex::default(),
+        };
+        let opened = match said.path {
+            Path::Handle => hub
+                .driver
+                .import(device.ordinal(), &said.handle)
+                .and_then(|base| check_size(hub, device, base, said.bytes))
+                .map(|base| {
+                    import.set_opened(Opened {
+                        base,
+                        mapping: None,
+                    });
+                }),
+            Path::Descriptor if import.visited.is_late() => Ok(()),
+            // Who receives must not wait for an origin that is stopped: it is asked again when the tensor is used.
+            Path::Descriptor => match import.map(SOON) {
+                Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(()),
+                other => other,
+            },
+            Path::Host => return Err(malformed("a memory that nobody can open")),
+        };
+        opened.map_err(|error| {
+            if import.visited.is_ending() {
+                return gone().because(error);
+            }
+            error.while_doing(format_args!(
+                "opening {} bytes of process {} on device {}",
+                said.bytes,
+                said.pid,
+                device.ordinal()
+            ))
+        })?;
+        Ok(import)
+    }
+
+    fn set_opened(&self, opened: Opened) {
+        if self.opened.set(opened).is_ok() {
+            COUNTERS.opened.add(1);
+        }
+    }
+
+    /// Asks the origin for a descriptor, and maps it.
+    fn map(&self, patience: Duration) -> Result<()> {
+        let handle = self.object.handle();
+        let asked = crate::service::fetch_descriptor(&self.visited, self.pid, handle, patience);
+        let is_late = |error: &Error| *error.kind() == ErrorKind::TimedOut;
+        self.visited.set_late(asked.as_ref().is_err_and(is_late));
+        let mapping = self
+            .driver
+            .map(self.device.ordinal(), asked?.as_fd(), self.bytes)?;
+        self.set_opened(Opened {
+            base: mapping.address,
+            mapping: Some(mapping),
+        });
+        Ok(())
+    }
+
+    /// Where it is open. Asks the origin, if that had not answered when the first tensor of it came.
+    fn opened(&self) -> Result<&Opened> {
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        // One at a time, and all of this origin's until the same moment.
+        let silence = &self.visited.silence;
+        let until = silence.until(Instant::now());
+        let _turn = self.opening.try_lock_until(until);
+        if self.opened.get().is_none() {
+            // What is over for the one before is over for those who have waited as long.
+            let left = until.saturating_duration_since(Instant::now()).max(SOON);
+            self.map(left).map_err(|error| match error.kind() {
+                // It may have ended just now.
+                ErrorKind::TimedOut if self.object.arena().is_running(self.origin) => {
+                    self.silent().because(error)
+                }
+                ErrorKind::TimedOut => self.gone().because(error),
+                _ => self.explain(error),
+            })?;
+        }
+        self.opened
+            .get()
+            .ok_or_else(|| malformed("a memory that was mapped and is not"))
+    }
+
+    /// Its origin lives and does not answer.
+    fn silent(&self) -> Error {
+        let waited = self.visited.silence.for_how_long(Instant::now());
+        let who = ledger::name_of(self.object.arena(), self.origin);
+        Error::new(
+            ErrorKind::TimedOut,
+            format!(
+                "opening {} bytes of {who} on device {}: it was asked {:.1} s ago and has not answered since, it may be stopped. It is waited for once, by all \
+                 who use tensors in memory of it that is not open here; this can be tried again when it goes on",
+                self.bytes,
+                self.device.ordinal(),
+                waited.as_secs_f64()
+            ),
+        )
+    }
+
+    /// What went wrong with this memory, or with an event of its origin: that the origin has ended, if it has, or is about to.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        let may_be = error.code().is_some() || *error.kind() == ErrorKind::NoPath;
+        if may_be && self.visited.is_ending() {
+            return self.gone().because(error);
+        }
+        // What it had not written is of no interest where the memory is gone as well.
+        let is_writers = *error.kind() == ErrorKind::WriterGone;
+        match is_writers && self.check_alive(true).is_err() {
+            true => self.gone().because(error),
+            false => error,
+        }
+    }
+
+    /// Notes which streams have worked on a block of it that nobody here uses any more.
+    pub(crate) fn used_by(&self, streams: &[Stream]) {
+        // The driver waits for them when it closes what was opened by handle.
+        if self.path == Path::Descriptor {
+            self.worked.lock().note(streams);
+        }
+    }
+
+    /// Whether all that this process has put into streams on this memory is done, so that it can be closed: no driver waits
+    /// for that before it unmaps. Asked without waiting.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.worked.lock().is_over()
     }
 
     /// Where a block begins.
-    pub(crate) fn address_of(&self, index: u32) -> u64 {
-        self.address + u64::from(index) * self.stride
+    pub(crate) fn address_of(&self, index: u32) -> Result<u64> {
+        let begin = self.opened()?.base.wrapping_add(self.first);
+        Ok(begin + u64::from(index) * self.stride)
     }
 
     /// A handle of one's own for another's memory, which no driver gives: for the test that a received tensor is sent on in
     /// another way.
     pub(crate) fn export(&self) -> Result<()> {
-        self.driver
-            .export(self.device.ordinal(), self.base)
-            .map(drop)
+        let base = self.opened()?.base;
+        self.driver.export(self.device.ordinal(), base).map(drop)
     }
 
     /// Whether its origin asked for it to be closed.
@@ -132,7 +246,11 @@ impl Import {
         if there || self.path == Path::Descriptor {
             return Ok(());
         }
-        Err(Error::new(
+        Err(self.gone())
+    }
+
+    fn gone(&self) -> Error {
+        Error::new(
             ErrorKind::OriginGone {
                 pid: Some(self.pid),
             },
@@ -141,7 +259,7 @@ impl Import {
                  (`cuda_ipc::close(timeout)` waits for them), or send by descriptors (`Options::path`), which keep the memory",
                 self.pid
             ),
-        ))
+        )
     }
 }
 
@@ -168,11 +286,11 @@ fn check_size(hub: &Hub, device: Device, base: u64, bytes: u64) -> Result<u64> {
     if start == base && size >= bytes {
         return Ok(base);
     }
-    hub.driver.close(device.ordinal(), base)?;
+    crate::later::leave(hub.driver, device, What::Opened(base), None);
     Err(malformed("a memory that is shorter than it says"))
 }
 
-fn origin_gone(said: &Described, hub: &Hub) -> Error {
+pub(crate) fn origin_gone(said: &Described, hub: &Hub) -> Error {
     let name = hub
         .arena
         .record_of(said.origin)
@@ -188,27 +306,41 @@ fn origin_gone(said: &Described, hub: &Hub) -> Error {
     )
 }
 
-impl Drop for Import {
-    fn drop(&mut self) {
-        if check_not_forked().is_err() {
+impl Import {
+    /// Closes it; all that this process has to do on the device is over.
+    pub(crate) fn close(mut self) {
+        let Some(opened) = self.opened.take() else {
             return;
-        }
-        if let Err(error) = gate_device(self.device) {
-            tracing::warn!(%error, "memory of process {} stays open", self.pid);
-            note_import(self.device);
-            // Its origin must not give it back.
-            std::mem::forget(self.object.clone());
-            return;
-        }
-        let ordinal = self.device.ordinal();
-        let closed = match self.mapping.take() {
-            Some(mapping) => self.driver.unmap(ordinal, mapping),
-            None => self.driver.close(ordinal, self.base),
         };
-        if let Err(error) = closed
+        if let Err(error) = opened.into_what().go(self.driver, self.device)
             && self.object.arena().is_present(self.origin)
         {
             tracing::warn!(%error, "memory of process {} could not be closed", self.pid);
+        }
+    }
+
+    /// Tells its origin that it is closed, which it is not.
+    pub(crate) fn give_up(mut self) -> Option<Mapping> {
+        self.opened.take()?.mapping
+    }
+}
+
+impl Opened {
+    fn into_what(self) -> What {
+        match self.mapping {
+            Some(mapping) => What::Mapped(mapping),
+            None => What::Opened(self.base),
+        }
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        if check_not_forked().is_ok()
+            && let Some(opened) = self.opened.take()
+        {
+            let object = Some(self.object.clone());
+            crate::later::leave(self.driver, self.device, opened.into_what(), object);
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::tensor::DeviceTensor;
 /// A device tensor as cudarc reads it; contiguous. Holds the tensor for as long as it lives.
 pub struct CudarcView<'t, T> {
     body: &'t Body,
+    address: u64,
     stream: Arc<CudaStream>,
     used: CudaEvent,
     element: std::marker::PhantomData<&'t T>,
@@ -71,15 +72,11 @@ impl<'t, T: Element> CudarcView<'t, T> {
         let used = stream.context().new_event(None).map_err(told)?;
         Ok(Self {
             body,
+            address: body.address()?,
             stream: stream.clone(),
             used,
             element: std::marker::PhantomData,
         })
-    }
-
-    fn address(&self) -> u64 {
-        let offset = self.body.geometry.offset() * size_of::<T>();
-        self.body.using.address() + offset as u64
     }
 
     fn lend<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
@@ -98,7 +95,7 @@ impl<'t, T: Element> CudarcView<'t, T> {
         } else {
             SyncOnDrop::Sync(Some(stream))
         };
-        (self.address(), after)
+        (self.address, after)
     }
 }
 

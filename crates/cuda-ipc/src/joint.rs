@@ -18,7 +18,6 @@ use crate::hub::Hub;
 use crate::layout::block;
 use crate::mark::{EventId, Mark};
 use crate::place::Place;
-use crate::sabotage;
 use crate::stream::Stream;
 use crate::using::Use;
 
@@ -114,9 +113,13 @@ const fn readers(shared: bool) -> usize {
 /// *Ready* of tensors that are on one stream and of one origin.
 fn publish_group(mut group: SmallVec<[&Leaving; 1]>) -> Result<()> {
     let first = group[0];
+    // What would never be written is not sent.
+    first.stream.check()?;
     let event = match (&first.using.place, group.len()) {
         (_, 1) => None,
-        (Place::Home(memory, station), _) => Hub::get()?.event_for(station, memory.device)?,
+        (Place::Home(memory, station), _) => {
+            Hub::get()?.event_for(station, memory.device, Some(first.stream.number()))?
+        }
         (Place::Away(_), _) => group
             .iter()
             .find_map(|leaving| leaving.using.place.lend(leaving.using.index)),
@@ -126,7 +129,7 @@ fn publish_group(mut group: SmallVec<[&Leaving; 1]>) -> Result<()> {
     };
     let said = say_jointly(&mut group, id);
     if let Place::Home(_, station) = &first.using.place {
-        station.set_aside(id, false);
+        station.set_aside(id, Some(first.stream.number()));
     }
     // One that has no room beside its own event says for itself.
     said.and_then(|()| group.into_iter().try_for_each(publish_alone))
@@ -142,17 +145,14 @@ fn publish_alone(leaving: &Leaving) -> Result<()> {
 /// *Ready* of those that have room for it, with one event; the others are left.
 fn say_jointly(group: &mut SmallVec<[&Leaving; 1]>, id: EventId) -> Result<()> {
     let first = group[0];
-    let (stream, me) = (&first.stream, first.using.place.me());
     let event = first.using.place.event(id)?;
-    if !sabotage::is("ordering") {
-        stream.driver().record(event.raw()?, stream.raw()?)?;
-    }
+    let by = first.using.place.record(&first.stream, &event)?;
     shm_core::failpoint!("device.joint.recorded");
     let mut left = SmallVec::new();
     for leaving in group.drain(..) {
         let (place, index) = (&leaving.using.place, leaving.using.index);
         if place.has_room(index) {
-            place.say_joint(index, Mark::Joint(id, me));
+            place.say_joint(index, Mark::Joint(id, by));
             place.bind_to(index, block::RELEASES.take(readers(leaving.shared)))?;
         } else {
             left.push(leaving);
@@ -226,7 +226,7 @@ impl Place {
     pub(crate) fn take_lent(&self, index: u32, word: u64, mark: Mark) {
         if let (Self::Home(_, station), Mark::Lent(id)) = (self, mark) {
             self.set(index, word, Mark::None);
-            station.set_aside(id, true);
+            station.set_aside(id, None);
         }
     }
 }

@@ -61,6 +61,29 @@ pub(crate) mod station {
     pub(crate) const EVENT: u64 = 9;
 }
 
+/// Words of what a process says of its streams.
+pub(crate) mod streams {
+    /// Of each stream, by its number: how many events were recorded in it for others.
+    pub(crate) const RECORDED: u64 = 0;
+    /// How many of these are known to have happened.
+    pub(crate) const DONE: u64 = 256;
+    /// 0; or, of one that will never go on, the first of its records that may never happen.
+    pub(crate) const LOST: u64 = 512;
+    /// What they wait for.
+    pub(crate) const WAITS: u64 = 768;
+    /// So many have room.
+    pub(crate) const ROOM: u64 = 96;
+    /// Who waits for whom, how far, since when; the handle of that one's own such object, and its process id.
+    pub(crate) const WAIT: u64 = 6;
+    /// Of the process itself: its id.
+    pub(crate) const PID: u64 = WAITS + ROOM * WAIT;
+    /// 0, or the process id of somebody dead for whom a device stands still here.
+    pub(crate) const STUCK: u64 = PID + 1;
+    /// A bit for each device that stands still: which one, is made of its UUID, and another device may have the same.
+    pub(crate) const STUCK_ON: u64 = STUCK + 1;
+    pub(crate) const WORDS: u64 = STUCK_ON + 1;
+}
+
 /// Which way memory goes to another process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 #[non_exhaustive]

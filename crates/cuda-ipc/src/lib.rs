@@ -26,37 +26,47 @@
 //! What it does not do: run kernels, reach other machines, or free memory that somebody uses.
 
 mod accessors;
+mod awaits;
 mod body;
 mod bytes;
 mod closing;
 mod copying;
 mod device;
+mod doubt;
 pub mod driver;
 mod dynamic;
 mod error;
 mod event;
 mod exit;
 mod hub;
-mod idle;
 mod import;
+mod in_the_way;
 #[cfg(feature = "cudarc")]
 mod interop;
 mod joint;
+mod later;
 mod layout;
+mod ledger;
 mod mark;
 mod memory;
+#[cfg(test)]
+mod model;
 mod moment;
+mod numbers;
 mod options;
 mod part;
 mod path;
 mod pinned;
 mod place;
 mod pool;
+mod quiet;
 mod regions;
+mod rest;
 mod sabotage;
 mod sealed;
 mod service;
 mod shared;
+mod silence;
 mod socket;
 mod staging;
 mod stats;
@@ -65,6 +75,8 @@ mod stuck;
 mod tensor;
 mod travel;
 mod using;
+mod waiting;
+mod wrapped;
 
 pub use closing::{close, collect, stats};
 pub use device::{Device, DeviceInfo, Uuid, devices};

@@ -2,10 +2,11 @@
 //!
 //! | bits | |
 //! |---|---|
-//! | 0–3 | state: 0 none, 1 bound, 2 claimed, 3 recorded, 4 done, 5 joint, 6 lent |
-//! | 4–19 | index of the event in its origin's station |
-//! | 20–35, 36–51 | row and epoch of who claimed or recorded it |
-//! | 52–63 | low bits of the event's generation |
+//! | 0–2 | state: 0 none, 1 bound, 2 claimed, 3 recorded, 4 done, 5 joint, 6 lent, 7 kept |
+//! | 3–15 | index of the event in its origin's station |
+//! | 16–27, 28–43 | row and epoch of who claimed or recorded it |
+//! | 44–55 | low bits of the event's generation |
+//! | 56–63 | in which of its streams that process recorded it |
 
 use shm_core::word::Owner;
 
@@ -18,6 +19,17 @@ pub(crate) struct EventId {
     pub(crate) generation: u16,
 }
 
+/// Who recorded an event, and where: what comes of that stream can be read in the process's [ledger](crate::ledger).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct By {
+    pub(crate) who: Owner,
+    /// The stream's number in that process, or [`NO_NUMBER`].
+    pub(crate) stream: u8,
+}
+
+/// Of a stream that has no number, in which nothing is recorded before the work of others that it waits for is over.
+pub(crate) const NO_NUMBER: u8 = u8::MAX;
+
 /// What a mark says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mark {
@@ -28,61 +40,74 @@ pub(crate) enum Mark {
     /// Somebody is about to record the event.
     Claimed(EventId, Owner),
     /// Somebody recorded the event, in a stream of that process.
-    Recorded(EventId, Owner),
+    Recorded(EventId, By),
     /// What it would stand for is over: its recorder waited for it.
     Done(Option<EventId>),
     /// Somebody recorded the event, in a stream of that process, for several blocks of a message. It is none of theirs:
     /// nobody records it again as long as a block says this.
-    Joint(EventId, Owner),
+    Joint(EventId, By),
     /// It was the block's event, until somebody recorded it for several. Its origin takes it away.
     Lent(EventId),
+    /// That process may still have work on the block, of whose end it could tell nobody.
+    Kept(Owner),
 }
 
-const NO_EVENT: u16 = u16::MAX;
+/// Of the 13 bits that an index has.
+const NO_EVENT: u16 = 0x1fff;
 
 impl Mark {
     pub(crate) const fn to_word(self) -> u64 {
-        let nobody = Owner { row: 0, epoch: 0 };
+        let nobody = By {
+            who: Owner { row: 0, epoch: 0 },
+            stream: 0,
+        };
         let none = EventId {
             index: NO_EVENT,
             generation: 0,
         };
-        let (state, event, who) = match self {
+        let (state, event, by) = match self {
             Self::None => (0, none, nobody),
             Self::Bound(event) => (1, event, nobody),
-            Self::Claimed(event, who) => (2, event, who),
-            Self::Recorded(event, who) => (3, event, who),
+            Self::Claimed(event, who) => (2, event, By { who, stream: 0 }),
+            Self::Recorded(event, by) => (3, event, by),
             Self::Done(Some(event)) => (4, event, nobody),
             Self::Done(None) => (4, none, nobody),
-            Self::Joint(event, who) => (5, event, who),
+            Self::Joint(event, by) => (5, event, by),
             Self::Lent(event) => (6, event, nobody),
+            Self::Kept(who) => (7, none, By { who, stream: 0 }),
         };
         state
-            | ((event.index as u64) << 4)
-            | ((who.row as u64) << 20)
-            | ((who.epoch as u64) << 36)
-            | ((event.generation as u64 & 0xfff) << 52)
+            | ((event.index as u64 & 0x1fff) << 3)
+            | ((by.who.row as u64 & 0xfff) << 16)
+            | ((by.who.epoch as u64) << 28)
+            | ((event.generation as u64 & 0xfff) << 44)
+            | ((by.stream as u64) << 56)
     }
 
     /// Reads a word; one that no mark has is [`Mark::None`].
     pub(crate) const fn from_word(word: u64) -> Self {
         let event = EventId {
-            index: (word >> 4) as u16,
-            generation: (word >> 52) as u16,
+            index: (word >> 3) as u16 & 0x1fff,
+            generation: (word >> 44) as u16 & 0xfff,
         };
         let who = Owner {
-            row: (word >> 20) as u16,
-            epoch: (word >> 36) as u16,
+            row: (word >> 16) as u16 & 0xfff,
+            epoch: (word >> 28) as u16,
+        };
+        let by = By {
+            who,
+            stream: (word >> 56) as u8,
         };
         let has_event = event.index != NO_EVENT;
-        match word & 0xf {
+        match word & 0b111 {
             1 if has_event => Self::Bound(event),
             2 if has_event => Self::Claimed(event, who),
-            3 if has_event => Self::Recorded(event, who),
+            3 if has_event => Self::Recorded(event, by),
             4 if has_event => Self::Done(Some(event)),
             4 => Self::Done(None),
-            5 if has_event => Self::Joint(event, who),
+            5 if has_event => Self::Joint(event, by),
             6 if has_event => Self::Lent(event),
+            7 if !has_event && event.generation == 0 && by.stream == 0 => Self::Kept(who),
             _ => Self::None,
         }
     }
@@ -90,7 +115,7 @@ impl Mark {
     /// The event that is the block's own, with which it can be said.
     pub(crate) const fn own(self) -> Option<EventId> {
         match self {
-            Self::None | Self::Done(None) | Self::Joint(..) | Self::Lent(_) => None,
+            Self::None | Self::Done(None) | Self::Joint(..) | Self::Lent(_) | Self::Kept(_) => None,
             Self::Bound(event)
             | Self::Claimed(event, _)
             | Self::Recorded(event, _)
@@ -121,20 +146,22 @@ mod tests {
             row: 4_094,
             epoch: u16::MAX,
         };
+        let by = By { who, stream: 254 };
         for mark in [
             Mark::None,
             Mark::Bound(event),
             Mark::Claimed(event, who),
-            Mark::Recorded(event, who),
+            Mark::Recorded(event, by),
             Mark::Done(Some(event)),
             Mark::Done(None),
-            Mark::Joint(event, who),
+            Mark::Joint(event, by),
             Mark::Lent(event),
+            Mark::Kept(who),
         ] {
             assert_eq!(Mark::from_word(mark.to_word()), mark);
         }
-        for state in 0..16 {
-            let _ = Mark::from_word(state | (u64::MAX << 4)).to_word();
+        for state in 0..8 {
+            let _ = Mark::from_word(state | (u64::MAX << 3)).to_word();
         }
         assert_eq!(Mark::from_word(u64::MAX), Mark::None);
         assert_eq!(Mark::from_word(0), Mark::None);

@@ -18,7 +18,9 @@ use crate::device::Device;
 use crate::driver::{Mapping, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
+use crate::later::What;
 use crate::layout::{self, Described, Path, memory, station};
+use crate::moment::Work;
 use crate::stream::Stream;
 use crate::using::Use;
 
@@ -47,6 +49,9 @@ pub(crate) struct Memory {
     /// Of each block: streams that used it last, and that nobody recorded an event of.
     after: Mutex<Vec<SmallVec<[Stream; 1]>>>,
     pub(crate) uses: Mutex<HashMap<u32, Weak<Use>>>,
+    /// This process's work on it in tensors that are gone, where giving it back would not wait for that: on memory that
+    /// somebody else made, or in streams of other devices.
+    pub(crate) worked: Mutex<Work>,
 }
 
 impl fmt::Debug for Memory {
@@ -108,9 +113,12 @@ impl Memory {
                 object, device, address, path, kept, bytes, stride, count,
             )),
             Err(error) => {
-                if let Err(second) = give_back(hub, device, address, kept) {
-                    tracing::warn!(error = %second, "memory of a device could not be given back");
-                }
+                // Streams may wait for others now.
+                let what = match kept {
+                    Kept::Mapped(mapping) => What::Mapped(mapping),
+                    _ => What::Own(address),
+                };
+                crate::later::leave(driver, device, what, None);
                 Err(error)
             }
         }
@@ -126,7 +134,11 @@ impl Memory {
     ) -> Result<Self> {
         let driver = hub.driver;
         let ordinal = device.ordinal();
-        let (base, size) = driver.range_of(ordinal, address)?;
+        let (base, size) = driver.range_of(ordinal, address).map_err(|error| {
+            error.while_doing(format_args!(
+                "{address:#x} was to be a tensor on device {ordinal}, and the driver knows of no allocation there"
+            ))
+        })?;
         let first = address.checked_sub(base).unwrap_or(u64::MAX);
         if first.checked_add(bytes).is_none_or(|end| end > size) {
             return Err(Error::new(
@@ -198,6 +210,7 @@ impl Memory {
             kept: Mutex::new(Some(kept)),
             after: Mutex::new(vec![SmallVec::new(); count as usize]),
             uses: Mutex::default(),
+            worked: Mutex::default(),
         }
     }
 
@@ -213,6 +226,11 @@ impl Memory {
 
     /// Notes which streams used a block last.
     pub(crate) fn used_by(&self, index: u32, streams: SmallVec<[Stream; 2]>) {
+        // The driver waits for those of the memory's own device when the memory is given back, and for no others.
+        let is_elsewhere = |stream: &Stream| stream.device() != self.device;
+        if self.is_wrapped() || streams.iter().any(is_elsewhere) {
+            self.worked.lock().note(&streams);
+        }
         if let Some(after) = self.after.lock().get_mut(index as usize) {
             for stream in streams {
                 if !after.iter().any(|known| known.same(&stream)) {

@@ -48,6 +48,46 @@ impl Moment {
     }
 }
 
+/// Streams that have worked on a memory, and once it was asked for, the points behind that work.
+#[derive(Debug, Default)]
+pub(crate) struct Work(Vec<(Stream, Option<Moment>)>);
+
+/// Streams that are remembered before those are looked for that are done.
+const REMEMBERED: usize = 8;
+
+impl Work {
+    /// These have, up to now.
+    pub(crate) fn note(&mut self, streams: &[Stream]) {
+        for stream in streams {
+            // Of a stream of somebody else's now: it may be destroyed when no tensor is on it any more.
+            let moment = stream.is_lent().then(|| stream.moment().ok()).flatten();
+            match self.0.iter_mut().find(|(known, _)| known.same(stream)) {
+                Some((_, known)) => *known = moment,
+                None => self.0.push((stream.clone(), moment)),
+            }
+        }
+        if self.0.len() > REMEMBERED {
+            self.is_over();
+        }
+    }
+
+    /// Whether all of it is done; asked without waiting.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.0.retain_mut(|(stream, moment)| {
+            if moment.is_none() {
+                *moment = stream.moment().ok();
+            }
+            // An answer other than yes or no is of a device of no use any more: what is there stays.
+            match &moment {
+                Some(moment) => !moment.has_passed().unwrap_or(false),
+                // There is no event to be had: when the stream is seen with nothing to do at all.
+                None => !stream.is_idle(),
+            }
+        });
+        self.0.is_empty()
+    }
+}
+
 impl Drop for Moment {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {

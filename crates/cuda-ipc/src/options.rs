@@ -22,35 +22,40 @@ pub enum Gate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     path: Option<Path>,
+    /// What the environment asks for that is no path.
+    unknown: Option<String>,
     events: u16,
     gate: Gate,
 }
 
 impl Default for Options {
     fn default() -> Self {
+        let asked = std::env::var_os(VARIABLE).unwrap_or_default();
+        let asked = asked.to_string_lossy();
+        let path = match &*asked {
+            "handle" => Some(Path::Handle),
+            "descriptor" => Some(Path::Descriptor),
+            "host" => Some(Path::Host),
+            _ => None,
+        };
+        let is_known = path.is_some() || matches!(&*asked, "" | "auto");
         Self {
-            path: std::env::var("TENSORMP_CUDA_PATH")
-                .ok()
-                .and_then(|name| path_of(&name)),
+            path,
+            unknown: (!is_known).then(|| asked.into_owned()),
             events: 2_048,
             gate: Gate::Stream,
         }
     }
 }
 
-fn path_of(name: &str) -> Option<Path> {
-    match name {
-        "handle" => Some(Path::Handle),
-        "descriptor" => Some(Path::Descriptor),
-        "host" => Some(Path::Host),
-        "" | "auto" => None,
-        other => {
-            tracing::warn!(
-                "TENSORMP_CUDA_PATH is `{other}`; it can be handle, descriptor, host or auto, and auto it is"
-            );
-            None
-        }
-    }
+/// The path that is asked for by the environment.
+const VARIABLE: &str = "TENSORMP_CUDA_PATH";
+
+fn unknown_path(name: &str) -> Error {
+    Error::new(
+        ErrorKind::NoPath,
+        format!("{VARIABLE} is `{name}`; it can be handle, descriptor, host or auto"),
+    )
 }
 
 static CHOSEN: OnceLock<Options> = OnceLock::new();
@@ -66,6 +71,7 @@ impl Options {
     #[must_use]
     pub fn path(mut self, path: Path) -> Self {
         self.path = Some(path);
+        self.unknown = None;
         self
     }
 
@@ -73,6 +79,18 @@ impl Options {
     #[must_use]
     pub fn asked_path(&self) -> Option<Path> {
         self.path
+    }
+
+    /// As [`asked_path`](Self::asked_path), where what is asked for is a path at all.
+    ///
+    /// # Errors
+    /// `NoPath` when the environment variable `TENSORMP_CUDA_PATH` is none of those that there are, and no
+    /// [`path`](Self::path) was chosen instead.
+    pub fn check_path(&self) -> Result<Option<Path>> {
+        match &self.unknown {
+            None => Ok(self.path),
+            Some(name) => Err(unknown_path(name)),
+        }
     }
 
     /// At most so many events for other processes, at most 4,096. Where none is left, senders wait for the device.
@@ -110,6 +128,7 @@ pub(crate) fn options() -> &'static Chosen {
         let options = CHOSEN.get_or_init(Options::default);
         Chosen {
             path: options.path,
+            unknown: options.unknown.clone(),
             events: options.events,
             gate: options.gate,
         }
@@ -119,7 +138,18 @@ pub(crate) fn options() -> &'static Chosen {
 /// Options that do not change any more.
 #[derive(Debug)]
 pub(crate) struct Chosen {
-    pub(crate) path: Option<Path>,
+    path: Option<Path>,
+    unknown: Option<String>,
     pub(crate) events: u16,
     pub(crate) gate: Gate,
+}
+
+impl Chosen {
+    /// The path that was asked for.
+    pub(crate) fn path(&self) -> Result<Option<Path>> {
+        match &self.unknown {
+            None => Ok(self.path),
+            Some(name) => Err(unknown_path(name)),
+        }
+    }
 }

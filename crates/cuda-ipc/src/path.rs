@@ -9,9 +9,11 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
+use crate::later::{What, leave};
 use crate::layout::{Path, station};
 use crate::options::options;
 use crate::pool::CHUNK;
+use crate::rest::while_idle;
 
 /// Which ways a device's memory can go to other processes, as was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +74,7 @@ impl Probe {
 ///
 /// # Errors
 /// When the driver cannot be used at all.
-pub(crate) fn probe(driver: &dyn Driver, device: Device) -> Result<Probe> {
+pub(crate) fn probe(driver: &'static dyn Driver, device: Device) -> Result<Probe> {
     static TRIED: Mutex<Option<HashMap<u32, Probe>>> = Mutex::new(None);
     let mut tried = TRIED.lock();
     let tried = tried.get_or_insert_default();
@@ -86,7 +88,7 @@ pub(crate) fn probe(driver: &dyn Driver, device: Device) -> Result<Probe> {
         Ok(()) => {
             let address = driver.allocate(ordinal, CHUNK)?;
             let exported = driver.export(ordinal, address);
-            driver.free(ordinal, address)?;
+            give_back(driver, device, What::Own(address))?;
             told(exported)?
         }
     };
@@ -96,7 +98,7 @@ pub(crate) fn probe(driver: &dyn Driver, device: Device) -> Result<Probe> {
             Err(error) => told::<()>(Err(error))?,
             Ok(mapping) => {
                 let exported = driver.descriptor_of(&mapping);
-                driver.unmap(ordinal, mapping)?;
+                give_back(driver, device, What::Mapped(mapping))?;
                 told(exported)?
             }
         },
@@ -121,6 +123,18 @@ pub(crate) fn probe(driver: &dyn Driver, device: Device) -> Result<Probe> {
     Ok(probe)
 }
 
+/// Gives the memory of a trial back: at once, or later where a stream of this process waits for another one already.
+fn give_back(driver: &'static dyn Driver, device: Device, what: What) -> Result<()> {
+    let mut what = Some(what);
+    let go = || what.take().map_or(Ok(()), |what| what.go(driver, device));
+    if let Some(gone) = while_idle(device, go) {
+        return gone;
+    }
+    what.into_iter()
+        .for_each(|what| leave(driver, device, what, None));
+    Ok(())
+}
+
 /// What the driver answered, as words where it says that it cannot; any other trouble is trouble.
 fn told<T>(answer: Result<T>) -> Result<Result<(), String>> {
     match answer {
@@ -132,13 +146,14 @@ fn told<T>(answer: Result<T>) -> Result<Result<(), String>> {
 
 /// The path for new memory of a device.
 pub(crate) fn choose(hub: &Hub, device: Device) -> Result<Path> {
+    let asked = options().path()?;
     let refused = hub
         .station()?
         .object
         .word(station::REFUSED)
         .load(Ordering::Acquire);
     let probe = probe(hub.driver, device)?;
-    if let Some(asked) = options().path {
+    if let Some(asked) = asked {
         return probe.choose(Some(asked)).map(|_| asked).map_err(|why| {
             Error::new(
                 ErrorKind::NoPath,

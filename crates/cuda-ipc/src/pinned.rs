@@ -9,13 +9,18 @@ use std::fmt;
 
 use parking_lot::Mutex;
 use shm_core::{Element, Tensor};
+use smallvec::SmallVec;
 
 use crate::bytes::bytes_of;
 use crate::device::of_device;
 use crate::driver::{Driver, RawEvent, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::regions;
+use crate::stream::Stream;
 use crate::tensor::DeviceTensor;
+
+/// An event behind copies, and the streams that they are in.
+type Reading = (RawEvent, SmallVec<[Stream; 1]>);
 
 /// A tensor of the arena that is registered with the driver, if that could be had; see [`outcome`](Self::outcome).
 ///
@@ -34,7 +39,7 @@ pub struct PinnedTensor<T: Element> {
     region: Option<usize>,
     outcome: Result<(), String>,
     /// Behind the copies that read the tensor; by device.
-    reading: Mutex<BTreeMap<u32, RawEvent>>,
+    reading: Mutex<BTreeMap<u32, Reading>>,
 }
 
 impl<T: Element> PinnedTensor<T> {
@@ -124,12 +129,17 @@ impl<T: Element> PinnedTensor<T> {
         let address = to.write_in(&stream)?;
         let mut reading = self.reading.lock();
         let device = stream.device().ordinal();
-        let event = match reading.entry(device) {
+        let (event, streams) = match reading.entry(device) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => place.insert(self.driver.new_event(device, false)?),
+            Entry::Vacant(place) => {
+                place.insert((self.driver.new_event(device, false)?, SmallVec::new()))
+            }
         };
         // Copies of one device through different streams: the event is behind all of them.
-        self.driver.wait(stream.raw()?, event)?;
+        stream.wait_for_recorded(event, streams)?;
+        if !streams.iter().any(|known| known.same(&stream)) {
+            streams.push(stream.clone());
+        }
         // SAFETY: the tensor is held and not written before the event recorded next has happened, see `wait`; if recording
         // fails, the stream is waited for.
         unsafe {
@@ -137,7 +147,7 @@ impl<T: Element> PinnedTensor<T> {
                 .write_later(stream.raw()?, address, bytes_of(from))
         }?;
         if let Err(error) = self.driver.record(event, stream.raw()?) {
-            self.driver.synchronize(stream.raw()?)?;
+            stream.synchronize()?;
             return Err(error);
         }
         Ok(())
@@ -146,11 +156,12 @@ impl<T: Element> PinnedTensor<T> {
     /// Waits until the copies that read the tensor are over.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// `WriterGone` when a copy waits for a process that has died, and never comes to its end; what the driver answers.
     pub fn wait(&self) -> Result<()> {
-        for event in self.reading.lock().values() {
+        for (event, streams) in self.reading.lock().values() {
             let mut pause = std::time::Duration::from_micros(20);
             while !self.driver.has_happened(event)? {
+                streams.iter().try_for_each(Stream::check)?;
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(std::time::Duration::from_millis(1));
             }
@@ -171,7 +182,7 @@ impl<T: Element> PinnedTensor<T> {
 
     fn release(&mut self) -> Result<()> {
         self.wait()?;
-        for (_, event) in std::mem::take(self.reading.get_mut()) {
+        for (event, _) in std::mem::take(self.reading.get_mut()).into_values() {
             self.driver.drop_event(event)?;
         }
         match self.region.take() {

@@ -14,13 +14,15 @@ use shm_core::word::Owner;
 use smallvec::SmallVec;
 
 use crate::device::Device;
+use crate::doubt::{Doubt, Record};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Station};
 use crate::hub::Hub;
 use crate::import::Import;
 use crate::joint;
 use crate::layout::{block, record};
-use crate::mark::{EventId, Mark};
+use crate::ledger;
+use crate::mark::{By, EventId, Mark};
 use crate::memory::Memory;
 use crate::options::{Gate, options};
 use crate::sabotage;
@@ -58,9 +60,9 @@ impl Place {
         }
     }
 
-    pub(crate) fn address_of(&self, index: u32) -> u64 {
+    pub(crate) fn address_of(&self, index: u32) -> Result<u64> {
         match self {
-            Self::Home(memory, _) => memory.address_of(index),
+            Self::Home(memory, _) => Ok(memory.address_of(index)),
             Self::Away(import) => import.address_of(index),
         }
     }
@@ -78,6 +80,14 @@ impl Place {
         match self {
             Self::Home(..) => Ok(()),
             Self::Away(import) => import.check_alive(closely),
+        }
+    }
+
+    /// What went wrong with what is another process's: that this process has ended, if it has, or is about to.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match self {
+            Self::Home(..) => error,
+            Self::Away(import) => import.explain(error),
         }
     }
 
@@ -131,7 +141,7 @@ impl Place {
                 continue;
             }
             self.take_lent(index, word, mark);
-            match Hub::get()?.event_for(station, memory.device)? {
+            match Hub::get()?.event_for(station, memory.device, None)? {
                 Some(event) => self.set(index, word, Mark::Bound(event)),
                 None => break,
             }
@@ -145,11 +155,9 @@ impl Place {
             Some(id) => {
                 let event = self.event(id)?;
                 self.claim_ready(index, id);
-                if !sabotage::is("ordering") {
-                    stream.driver().record(event.raw()?, stream.raw()?)?;
-                }
+                let by = self.record(stream, &event)?;
                 shm_core::failpoint!("device.ready.recorded");
-                self.set(index, block::READY, Mark::Recorded(id, self.me()));
+                self.set(index, block::READY, Mark::Recorded(id, by));
             }
             None => {
                 COUNTERS.host_waits.add(1);
@@ -158,6 +166,15 @@ impl Place {
             }
         }
         Ok(())
+    }
+
+    /// Records the event behind what is in `stream` so far.
+    pub(crate) fn record(&self, stream: &Stream, event: &Event) -> Result<By> {
+        if sabotage::is("ordering") {
+            let (who, stream) = (self.me(), crate::mark::NO_NUMBER);
+            return Ok(By { who, stream });
+        }
+        stream.record(event)
     }
 
     /// Before a process that is not the origin records *ready* anew: were it killed before it says so, the origin would take
@@ -171,59 +188,64 @@ impl Place {
     /// Makes `stream` wait for whoever wrote the block; for the tensors of one message that one event stands for, once.
     pub(crate) fn arrive(&self, index: u32, stream: &Stream) -> Result<()> {
         match self.mark(index, block::READY) {
-            Mark::Recorded(id, who) => self.wait(stream, id, who),
-            Mark::Joint(id, who) => {
-                joint::once(stream, &self.event(id)?, || self.wait(stream, id, who))
+            Mark::Recorded(id, by) => self.wait(stream, id, by),
+            Mark::Joint(id, by) => {
+                joint::once(stream, &self.event(id)?, || self.wait(stream, id, by))
             }
             Mark::Done(_) => Ok(()),
-            Mark::None | Mark::Bound(_) | Mark::Claimed(..) | Mark::Lent(_) => Err(
+            Mark::None | Mark::Bound(_) | Mark::Claimed(..) | Mark::Lent(_) | Mark::Kept(_) => Err(
                 crate::layout::malformed("a tensor that nobody says to have written"),
             ),
         }
     }
 
     /// Makes `stream` wait for what a process recorded.
-    fn wait(&self, stream: &Stream, id: EventId, who: Owner) -> Result<()> {
+    fn wait(&self, stream: &Stream, id: EventId, by: By) -> Result<()> {
         let event = self.event(id)?;
         if sabotage::is("ordering") {
             return Ok(());
         }
         let driver = stream.driver();
         let arena = self.object().arena();
-        if who == arena.me() {
-            return driver.wait(stream.raw()?, event.raw()?);
+        if by.who == arena.me() {
+            return stream.wait_for_event(&event, by, arena);
         }
-        if !arena.is_present(who) {
+        if !arena.is_present(by.who) {
             // Whoever is gone has its work done, or it never will be.
             return match driver.has_happened(event.raw()?)? {
                 true => Ok(()),
-                false => Err(writer_gone(who)),
+                false => Err(self.writer_gone(by.who)),
             };
         }
         match options().gate {
-            Gate::Stream => stream.wait_for_peer(&event, who, arena),
-            Gate::Host(patience) => self.wait_here(&event, who, patience),
+            Gate::Stream => stream.wait_for_event(&event, by, arena),
+            Gate::Host(patience) => self.wait_here(&event, by, patience),
         }
     }
 
     /// Waits until what a process recorded has happened.
-    fn wait_here(&self, event: &Event, who: Owner, patience: Duration) -> Result<()> {
+    fn wait_here(&self, event: &Event, by: By, patience: Duration) -> Result<()> {
         let (driver, arena) = (event.driver(), self.object().arena());
-        let until = Instant::now() + patience;
+        let begun = Instant::now();
+        let mut doubt = Doubt::default();
+        let record = Record::latest(arena, by);
         let mut pause = Duration::from_micros(20);
         while !driver.has_happened(event.raw()?)? {
-            if !arena.is_running(who) {
+            if !arena.is_running(by.who) {
                 return match driver.has_happened(event.raw()?)? {
                     true => Ok(()),
-                    false => Err(writer_gone(who)),
+                    false => Err(self.writer_gone(by.who)),
                 };
             }
-            if Instant::now() >= until {
+            if doubt.look(arena, &record).is_some() && !driver.has_happened(event.raw()?)? {
+                return Err(self.writer_gone(by.who));
+            }
+            if begun.elapsed() >= patience {
                 return Err(Error::new(
                     ErrorKind::TimedOut,
                     format!(
-                        "the work of another process on a device tensor (participant {}) was not done within {patience:?}",
-                        who.row
+                        "the work of {} on a device tensor was not done within {patience:?}",
+                        ledger::name_of(arena, by.who)
                     ),
                 ));
             }
@@ -253,10 +275,9 @@ impl Place {
                 continue;
             }
             shm_core::failpoint!("device.release.claimed");
-            let event = self.event(id)?;
-            stream.driver().record(event.raw()?, stream.raw()?)?;
+            let by = stream.record(&*self.event(id)?)?;
             shm_core::failpoint!("device.release.recorded");
-            self.set(index, word, Mark::Recorded(id, me));
+            self.set(index, word, Mark::Recorded(id, by));
             return Ok(());
         }
         // Where nobody else has said that it is done, *ready* can say it as well: this process has waited for it.
@@ -267,12 +288,47 @@ impl Place {
         {
             let event = self.event(id)?;
             self.claim_ready(index, id);
-            stream.driver().record(event.raw()?, stream.raw()?)?;
-            self.set(index, block::READY, Mark::Recorded(id, me));
+            let by = stream.record(&event)?;
+            self.set(index, block::READY, Mark::Recorded(id, by));
             return Ok(());
         }
         COUNTERS.host_waits.add(1);
         stream.synchronize()
+    }
+
+    /// Says that this process may have work on the block for as long as it lives.
+    pub(crate) fn keep(&self, index: u32) -> Result<()> {
+        let kept = Mark::Kept(self.me());
+        for word in block::RELEASES {
+            let mark = self.mark(index, word);
+            let is_over = match mark {
+                Mark::None => true,
+                // The event is lost to its origin, and there is one for each such block at most.
+                Mark::Recorded(id, _) => {
+                    let event = self.event(id)?;
+                    event.driver().has_happened(event.raw()?)?
+                }
+                _ => false,
+            };
+            let record = record(self.object(), index, word);
+            // Release: pairs with the acquire in `mark`; the reference to the token goes after it.
+            if is_over
+                && record
+                    .compare_exchange(
+                        mark.to_word(),
+                        kept.to_word(),
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    )
+                    .is_ok()
+            {
+                return Ok(());
+            }
+        }
+        Err(Error::new(
+            ErrorKind::WriterGone,
+            "a stream that waits for the dead has work on a block, and there is no room to say so",
+        ))
     }
 
     /// Makes sure that everybody is done who used the block, and clears what they said: before it is written again. Only who
@@ -283,8 +339,9 @@ impl Place {
         let mut over = SmallVec::<[(u64, Mark); 6]>::new();
         for word in block::RELEASES.chain(std::iter::once(block::READY)) {
             let mark = self.mark(index, word);
-            let (id, who) = match mark {
-                Mark::Recorded(id, who) | Mark::Joint(id, who) => (id, who),
+            let (id, by) = match mark {
+                Mark::Recorded(id, by) | Mark::Joint(id, by) => (id, by),
+                Mark::Kept(who) if self.object().arena().is_present(who) => return Ok(false),
                 Mark::Lent(_) => {
                     self.take_lent(index, word, mark);
                     continue;
@@ -300,13 +357,16 @@ impl Place {
             };
             // Who released had waited for the writer.
             if word != block::READY || !waited {
-                match self.finish(stream, id, who, late) {
+                match self.finish(stream, id, by, late) {
                     Ok(true) => waited = true,
                     Ok(false) => return Ok(false),
                     Err(error) if *error.kind() == ErrorKind::WriterGone => {
                         match mark {
                             // It is of no block, and seen to when none speaks of it any more.
                             Mark::Joint(..) => self.set(index, word, Mark::None),
+                            Mark::Recorded(..) if matches!(self, Self::Away(_)) => {
+                                self.pass_to_origin(index, word, id);
+                            }
                             _ => self.forget(index, word, id)?,
                         }
                         continue;
@@ -323,26 +383,33 @@ impl Place {
     }
 
     /// Makes `stream` wait for what a process recorded, or looks whether it has happened.
-    fn finish(&self, stream: &Stream, id: EventId, who: Owner, late: Late) -> Result<bool> {
+    fn finish(&self, stream: &Stream, id: EventId, by: By, late: Late) -> Result<bool> {
         let event = self.event(id)?;
         let (driver, arena) = (stream.driver(), self.object().arena());
-        if who == self.me() {
-            driver.wait(stream.raw()?, event.raw()?)?;
+        let is_here = by.who == self.me() || arena.is_present(by.who);
+        if is_here && ledger::is_lost(arena, by.who, by.stream) {
+            // Its work on the block may begin after all as long as its process lives.
+            return driver.has_happened(event.raw()?);
+        }
+        if by.who == self.me() {
+            stream.wait_for_event(&event, by, arena)?;
             return Ok(true);
         }
         match (late, options().gate) {
-            (Late::WaitsFor(_), Gate::Stream) if arena.is_present(who) => {
-                stream.wait_for_peer(&event, who, arena)?;
+            (Late::WaitsFor(_), Gate::Stream) if is_here => {
+                stream.wait_for_event(&event, by, arena)?;
                 Ok(true)
             }
-            (Late::IsLeft, _) if arena.is_present(who) => driver.has_happened(event.raw()?),
-            (Late::WaitsFor(patience), _) => match self.wait_here(&event, who, patience) {
+            (Late::IsLeft, _) if is_here => driver.has_happened(event.raw()?),
+            (Late::WaitsFor(patience), _) => match self.wait_here(&event, by, patience) {
                 Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(false),
+                // Lost, by one that lives.
+                Err(_) if arena.is_running(by.who) => Ok(false),
                 other => other.map(|()| true),
             },
             (Late::IsLeft, _) => match driver.has_happened(event.raw()?)? {
                 true => Ok(true),
-                false => Err(writer_gone(who)),
+                false => Err(self.writer_gone(by.who)),
             },
         }
     }
@@ -355,25 +422,22 @@ impl Place {
                 COUNTERS.events_replaced.add(1);
                 Mark::Bound(station.replace(id)?)
             }
-            // Not ours to replace; the origin will not miss it.
+            // Not ours to replace. Nobody was told of a record, so nobody waits for it.
             Self::Away(_) => Mark::Bound(id),
         };
         self.set(index, word, mark);
         Ok(())
     }
 
-    /// Whether everything that was said of the block has happened: asked of the driver, without waiting.
-    pub(crate) fn is_quiet(&self, index: u32, driver: &dyn crate::driver::Driver) -> Result<bool> {
-        let words = std::iter::once(block::READY).chain(block::RELEASES);
-        for word in words {
-            if let Mark::Recorded(id, who) | Mark::Joint(id, who) = self.mark(index, word)
-                && self.object().arena().is_present(who)
-                && !driver.has_happened(self.event(id)?.raw()?)?
-            {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    /// As [`forget`](Self::forget), by another process than the origin, where somebody may wait for what was recorded: nobody
+    /// records the event again before its origin has looked at it.
+    fn pass_to_origin(&self, index: u32, word: u64, id: EventId) {
+        // Nobody reads *ready* as that; such an event is lost to its origin.
+        let mark = match word {
+            block::READY => Mark::None,
+            _ => Mark::Lent(id),
+        };
+        self.set(index, word, mark);
     }
 
     /// The events that are bound to a block go back to the station; whether there were any. The origin calls it, of a block
@@ -388,7 +452,7 @@ impl Place {
                     self.set(index, word, Mark::None);
                     station.give_back(id);
                     found = true;
-                } else if let Mark::Joint(..) = mark {
+                } else if let Mark::Joint(..) | Mark::Kept(_) = mark {
                     self.set(index, word, Mark::None);
                     found = true;
                 }
@@ -396,14 +460,14 @@ impl Place {
         }
         found
     }
-}
 
-fn writer_gone(who: Owner) -> Error {
-    Error::new(
-        ErrorKind::WriterGone,
-        format!(
-            "the process that wrote a device tensor (participant {}) has ended before its work on the device was done; what it wrote is lost",
-            who.row
-        ),
-    )
+    fn writer_gone(&self, who: Owner) -> Error {
+        let who = ledger::name_of(self.object().arena(), who);
+        Error::new(
+            ErrorKind::WriterGone,
+            format!(
+                "{who} has written a device tensor, and has ended before its work on the device was done, or waits itself for one that has; what it wrote is lost"
+            ),
+        )
+    }
 }

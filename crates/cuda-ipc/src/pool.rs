@@ -5,7 +5,7 @@
 //! allocation; large ones have one each. Both are kept and given out again, so that in a steady state the driver is asked
 //! for no memory, and no handle is made or opened.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use shm_core::trace::Trace;
@@ -84,12 +84,19 @@ impl Class {
     }
 }
 
+/// Whether nobody but the two tables has a memory: it is not about to be lent either.
+fn is_idle(memory: &Arc<Memory>) -> bool {
+    Arc::strong_count(memory) == 2
+}
+
 /// The blocks of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     classes: HashMap<u64, Class>,
     /// All allocations, those that others made among them.
     memories: Vec<Arc<Memory>>,
+    /// Those that others made are looked through when there are so many.
+    look_at: usize,
     /// On which a stream has work that waits for a process that has died: nobody gets them any more.
     stuck: Vec<BlockRef>,
 }
@@ -132,6 +139,9 @@ impl Pool {
 
     /// A block that was taken and not given out.
     pub(crate) fn put_back(&mut self, block: BlockRef) {
+        if block.memory.is_wrapped() {
+            return;
+        }
         let class = self.classes.entry(block.memory.stride).or_default();
         class.free.push(block);
     }
@@ -163,6 +173,12 @@ impl Pool {
             .collect()
     }
 
+    /// Whether a block is still held.
+    pub(crate) fn is_any_held(&self) -> bool {
+        let mut live = self.classes.values().flat_map(|class| &class.live);
+        live.any(|live| !live.is_over())
+    }
+
     /// The blocks that nobody uses.
     pub(crate) fn free_blocks(&self) -> impl Iterator<Item = &BlockRef> {
         self.classes.values().flat_map(|class| &class.free)
@@ -187,7 +203,7 @@ impl Pool {
         self.memories.retain(|memory| {
             let key = Arc::as_ptr(memory);
             let unused = if memory.is_wrapped() {
-                !live.contains(&key)
+                !live.contains(&key) && is_idle(memory)
             } else {
                 free.get(&key) == Some(&memory.count)
             };
@@ -203,6 +219,71 @@ impl Pool {
                 .retain(|block| !gone.iter().any(|memory| Arc::ptr_eq(memory, &block.memory)));
         }
         gone
+    }
+
+    /// Takes out the allocations that others made, which nobody holds and that `may_go`. Unless it is to look at `all`, it does
+    /// so when there are a fourth more than it left.
+    pub(crate) fn take_wrapped(
+        &mut self,
+        all: bool,
+        mut may_go: impl FnMut(&Arc<Memory>) -> bool,
+    ) -> Vec<Arc<Memory>> {
+        let wrapped = |memory: &&Arc<Memory>| memory.is_wrapped();
+        let count = self.memories.iter().filter(wrapped).count();
+        if count == 0 || (!all && count < self.look_at) {
+            return Vec::new();
+        }
+        let strides = self.memories.iter().filter(wrapped);
+        let strides: HashSet<_> = strides.map(|memory| memory.stride).collect();
+        let mut live = HashSet::new();
+        for stride in strides {
+            let class = self.classes.entry(stride).or_default();
+            class.sweep(usize::MAX);
+            live.extend(
+                class
+                    .live
+                    .iter()
+                    .map(|live| Arc::as_ptr(&live.block.memory)),
+            );
+        }
+        let gone = self
+            .memories
+            .extract_if(.., |memory| {
+                let lent = live.contains(&Arc::as_ptr(memory)) || !is_idle(memory);
+                memory.is_wrapped() && !lent && may_go(memory)
+            })
+            .collect::<Vec<_>>();
+        let left = count - gone.len();
+        self.look_at = left + left / 4;
+        gone
+    }
+
+    /// Whether nobody holds one of the allocations that others made any more, as far as tokens say.
+    pub(crate) fn has_wrapped_to_drop(&self) -> bool {
+        let wrapped: Vec<_> = self
+            .memories
+            .iter()
+            .filter(|memory| memory.is_wrapped())
+            .collect();
+        if wrapped.is_empty() {
+            return false;
+        }
+        let held: HashSet<_> = self
+            .classes
+            .values()
+            .flat_map(|class| &class.live)
+            .filter(|live| live.block.memory.is_wrapped() && !live.is_over())
+            .map(|live| Arc::as_ptr(&live.block.memory))
+            .collect();
+        wrapped
+            .iter()
+            .any(|memory| !held.contains(&Arc::as_ptr(memory)))
+    }
+
+    /// How many allocations others made.
+    pub(crate) fn wrapped(&self) -> u64 {
+        let wrapped = self.memories.iter().filter(|memory| memory.is_wrapped());
+        wrapped.count() as u64
     }
 
     /// The device that the blocks are on, if there are any.

@@ -2,7 +2,7 @@
 //! host, where neither handle nor descriptor work between the two.
 //!
 //! A process that has device memory listens on a socket whose name stands in its station, in a thread of its own that
-//! ends with it. A visitor sends one packet and gets one: first a byte, 0 for what comes with a descriptor, else the
+//! ends with it; a copy has a thread of its own. A visitor sends one packet and gets one: first a byte, 0 for what comes with a descriptor, else the
 //! reason in words.
 
 use std::fs::File;
@@ -22,19 +22,18 @@ use crate::event::Visited;
 use crate::hub::Hub;
 use crate::layout::{malformed, station};
 use crate::place::Place;
+use crate::silence::PATIENCE;
 use crate::socket::{self, LONGEST};
 use crate::stream::Stream;
 
 /// The longest name: eight words of the station.
 const NAME: usize = 64;
-/// How long an answer may take, as long as the other process runs.
-const PATIENCE: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(200);
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Request {
-    /// 1: a descriptor of the memory; 2: a copy of bytes of a block.
+    /// [`DESCRIPTOR`] or [`COPY`].
     kind: u64,
     memory: [u64; 2],
     index: u64,
@@ -44,6 +43,10 @@ struct Request {
 }
 
 const REQUEST: usize = 7 * 8;
+/// A descriptor of the memory.
+const DESCRIPTOR: u64 = 1;
+/// A copy of bytes of a block.
+const COPY: u64 = 2;
 
 impl Request {
     fn to_bytes(self) -> [u8; REQUEST] {
@@ -125,7 +128,7 @@ fn serve(listener: &OwnedFd) {
     loop {
         match socket::accept(listener) {
             Ok(Some(visitor)) => {
-                if let Err(errno) = answer(&visitor) {
+                if let Err(errno) = hear(visitor) {
                     tracing::debug!(%errno, "a visitor left before it had its answer");
                 }
             }
@@ -141,11 +144,32 @@ fn serve(listener: &OwnedFd) {
     }
 }
 
-fn answer(visitor: &OwnedFd) -> Result<(), Errno> {
+/// What a visitor asks for is answered at once, but for copies, which wait for whoever writes the tensor: those are made in
+/// threads of their own.
+fn hear(visitor: OwnedFd) -> Result<(), Errno> {
     // One that stops in the middle must not keep the others.
-    socket::limit(visitor, Duration::from_secs(2))?;
-    let (bytes, _) = socket::receive(visitor)?;
-    let outcome = Request::from_bytes(&bytes)
+    socket::limit(&visitor, Duration::from_secs(2))?;
+    let (bytes, _) = socket::receive(&visitor)?;
+    let request = Request::from_bytes(&bytes);
+    if request.is_some_and(|request| request.kind == COPY) {
+        let thread = std::thread::Builder::new().name("device-copy".to_owned());
+        let copy = move || {
+            let _servant = Servant::enter();
+            if let Err(errno) = answer(&visitor, request) {
+                tracing::debug!(%errno, "a visitor left before it had its copy");
+            }
+        };
+        // Without a thread the visitor sees that nobody listens to it.
+        return thread.spawn(copy).map(drop).map_err(|error| {
+            tracing::warn!(%error, "a copy of device memory could not be made for another process");
+            Errno::AGAIN
+        });
+    }
+    answer(&visitor, request)
+}
+
+fn answer(visitor: &OwnedFd, request: Option<Request>) -> Result<(), Errno> {
+    let outcome = request
         .ok_or_else(|| malformed("a request of another length"))
         .and_then(fulfil);
     match outcome {
@@ -164,7 +188,7 @@ fn fulfil(request: Request) -> Result<OwnedFd> {
     let memory = hub
         .memory(request.memory)
         .ok_or_else(|| malformed("a memory that this process does not have"))?;
-    if request.kind == 1 {
+    if request.kind == DESCRIPTOR {
         return memory.descriptor(hub);
     }
     let index = u32::try_from(request.index)
@@ -172,7 +196,7 @@ fn fulfil(request: Request) -> Result<OwnedFd> {
         .filter(|index| *index < memory.count)
         .ok_or_else(|| malformed("a block that the memory does not have"))?;
     let end = request.start.checked_add(request.bytes);
-    if request.kind != 2 || end.is_none_or(|end| end > memory.stride) {
+    if request.kind != COPY || end.is_none_or(|end| end > memory.stride) {
         return Err(malformed("a request that does not fit the block"));
     }
     let device = memory.device;
@@ -184,8 +208,17 @@ fn fulfil(request: Request) -> Result<OwnedFd> {
     let stream = Stream::new(device)?;
     place.arrive(index, &stream)?;
     let mut bytes = vec![0; request.bytes as usize];
-    let from = place.address_of(index) + request.start;
+    let from = place.address_of(index)? + request.start;
+    // Nobody waits for the answer any longer than that.
+    let until = Instant::now() + PATIENCE;
+    let calm = stream.gate_until(Some(until))?.ok_or_else(|| {
+        Error::new(
+            ErrorKind::TimedOut,
+            format!("whoever writes the tensor was not done within {PATIENCE:?}"),
+        )
+    })?;
     hub.driver.read(stream.raw()?, &mut bytes, from)?;
+    drop(calm);
     let failed = |error: std::io::Error| {
         Error::new(
             ErrorKind::System,
@@ -203,7 +236,16 @@ fn fulfil(request: Request) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-fn ask(visited: &Visited, pid: u32, request: Request) -> Result<OwnedFd> {
+fn ask(visited: &Visited, pid: u32, request: Request, patience: Duration) -> Result<OwnedFd> {
+    let outcome = ask_once(visited, pid, request, patience);
+    let is_late = |error: &Error| *error.kind() == ErrorKind::TimedOut;
+    if !outcome.as_ref().is_err_and(is_late) {
+        visited.silence.is_over();
+    }
+    outcome
+}
+
+fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -> Result<OwnedFd> {
     let object = &visited.object;
     let length = object.word(station::SOCKET).load(Ordering::Acquire) as usize;
     if length == 0 || length > NAME {
@@ -219,8 +261,18 @@ fn ask(visited: &Visited, pid: u32, request: Request) -> Result<OwnedFd> {
         .collect();
     name.truncate(length);
     let name = String::from_utf8(name).map_err(|_| malformed("a station whose name is no text"))?;
+    let late = || {
+        Error::new(
+            ErrorKind::TimedOut,
+            format!(
+                "process {pid} was asked for device memory and has not answered within {patience:?}; it may be stopped"
+            ),
+        )
+    };
     let failed = |errno: Errno| {
         let hint = match errno {
+            // No room among those who wait to be heard.
+            Errno::AGAIN => return late(),
             Errno::CONNREFUSED => {
                 "; it has ended, or this process is in another network namespace (another container)"
             }
@@ -233,21 +285,19 @@ fn ask(visited: &Visited, pid: u32, request: Request) -> Result<OwnedFd> {
             format!("asking process {pid} for device memory: {errno}{hint}"),
         )
     };
-    let visit = socket::visit(&name, SLICE).map_err(failed)?;
+    let until = Instant::now() + patience;
+    let may_come = || Instant::now() < until && object.arena().is_running(visited.origin);
+    let visit = loop {
+        match socket::visit(&name, SLICE.min(patience)) {
+            // Many others wait to be heard.
+            Err(Errno::AGAIN) if may_come() => {}
+            other => break other.map_err(failed)?,
+        }
+    };
     socket::send(&visit, &request.to_bytes(), None).map_err(failed)?;
-    let until = Instant::now() + PATIENCE;
     let (bytes, descriptor) = loop {
         match socket::receive(&visit) {
-            Err(Errno::AGAIN)
-                if Instant::now() < until && object.arena().is_running(visited.origin) => {}
-            Err(Errno::AGAIN) => {
-                return Err(Error::new(
-                    ErrorKind::TimedOut,
-                    format!(
-                        "process {pid} was asked for device memory and has not answered within {PATIENCE:?}; it may be stopped"
-                    ),
-                ));
-            }
+            Err(Errno::AGAIN) if may_come() => {}
             other => break other.map_err(failed)?,
         }
     };
@@ -265,18 +315,24 @@ fn ask(visited: &Visited, pid: u32, request: Request) -> Result<OwnedFd> {
 }
 
 /// A descriptor of a memory of another process.
-pub(crate) fn fetch_descriptor(visited: &Visited, pid: u32, memory: [u64; 2]) -> Result<OwnedFd> {
+pub(crate) fn fetch_descriptor(
+    visited: &Visited,
+    pid: u32,
+    memory: [u64; 2],
+    patience: Duration,
+) -> Result<OwnedFd> {
     ask(
         visited,
         pid,
         Request {
-            kind: 1,
+            kind: DESCRIPTOR,
             memory,
             index: 0,
             turn: 0,
             start: 0,
             bytes: 0,
         },
+        patience,
     )
 }
 
@@ -296,17 +352,20 @@ pub(crate) fn fetch_copy(
     memory: [u64; 2],
     part: Part,
 ) -> Result<Vec<u8>> {
+    let now = Instant::now();
+    let patience = visited.silence.until(now) - now;
     let descriptor = ask(
         visited,
         pid,
         Request {
-            kind: 2,
+            kind: COPY,
             memory,
             index: part.index.into(),
             turn: part.turn,
             start: part.start,
             bytes: part.bytes,
         },
+        patience,
     )?;
     let mut bytes = vec![0; part.bytes as usize];
     File::from(descriptor)
@@ -330,7 +389,7 @@ mod tests {
     #[test]
     fn a_request_survives_its_bytes_and_another_length_is_none() {
         let request = Request {
-            kind: 2,
+            kind: COPY,
             memory: [7, u64::MAX],
             index: 3,
             turn: 4,

@@ -60,7 +60,8 @@ impl<T: Element> SharedDeviceTensor<T> {
     /// Whether both lie in one block, as views of one tensor do, also after they were sent.
     #[must_use]
     pub fn same_storage<U: Element>(&self, other: &SharedDeviceTensor<U>) -> bool {
-        self.body.using.address() == other.body.using.address() && self.device() == other.device()
+        let block = |of: &Body| (of.using.place.object().handle(), of.using.index);
+        block(&self.body) == block(&other.body)
     }
 
     fn view(&self, geometry: impl FnOnce(&Geometry) -> shm_core::Result<Geometry>) -> Result<Self> {

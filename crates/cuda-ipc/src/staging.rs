@@ -50,6 +50,11 @@ impl Companion for Copies {
     }
 }
 
+/// Whether this thread writes a message.
+pub(crate) fn is_in_message() -> bool {
+    while_writing(|_: &mut Copies| ()).is_some()
+}
+
 /// A copy of the bytes from the first to the last element, in the arena, and how the elements lie in it.
 pub(crate) fn copy_of_one(body: &Body) -> Result<(Tensor<u8>, Lies)> {
     let span = body.geometry.byte_span();

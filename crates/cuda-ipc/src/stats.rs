@@ -63,6 +63,8 @@ pub struct Stats {
     pub allocations: u64,
     /// Bytes of them.
     pub allocated: u64,
+    /// Pieces of memory that somebody else made, and whose owners were not dropped yet.
+    pub wrapped: u64,
     /// Tensors that lie in them and that somebody still holds, as far as was looked.
     pub live: u64,
     /// Allocations of other processes that are open here.

@@ -5,30 +5,29 @@
 //! ([`Stream::scope`]), else on the default stream of its device, which this crate makes once a process.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shm_core::Arena;
-use shm_core::word::Owner;
 
+use crate::awaits::{Awaits, Calm};
 use crate::device::{Device, of_device};
+use crate::doubt::Record;
 use crate::driver::{Driver, RawEvent, RawStream, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
-use crate::stuck;
-
-/// An event of another process, who recorded it, and in which arena that one is.
-type Awaited = (Arc<Event>, Owner, Arena);
+use crate::ledger::{self, Said};
+use crate::mark::{By, NO_NUMBER};
+use crate::stats::COUNTERS;
+use crate::waiting::Awaited;
 
 /// A stream of a device. Clones are the same stream.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
     driver: &'static dyn Driver,
     device: Device,
     raw: Option<RawStream>,
@@ -36,15 +35,9 @@ struct Inner {
     scratch: Mutex<Option<RawEvent>>,
     /// Events of one's own that moments are done with.
     spare: Mutex<Vec<RawEvent>>,
-    /// Events of other processes that the stream waits for, as far as is known, and who recorded them.
-    awaited: Mutex<HashMap<usize, Awaited>>,
-    /// It waits for a process that is dead, and will for ever.
-    stuck: AtomicBool,
+    /// What the stream waits for, as far as that may never happen.
+    awaits: Arc<Awaits>,
 }
-
-/// How long an event may take to happen after its recorder has died. By then, the driver is done with what the dead had;
-/// and what this process, or a third one, recorded with the same event since has happened as well, or takes very long.
-const GRACE: Duration = Duration::from_secs(2);
 
 thread_local! {
     static CURRENT: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
@@ -64,7 +57,7 @@ impl Stream {
     pub fn new(device: Device) -> Result<Self> {
         let driver = of_device()?;
         let raw = driver.new_stream(device.ordinal())?;
-        Ok(Self::over(driver, device, raw))
+        Ok(Self::over(driver, device, raw, None))
     }
 
     /// The default stream of a device in this process: where tensors are made and received unless told otherwise. It is
@@ -100,20 +93,25 @@ impl Stream {
     pub unsafe fn from_raw(device: Device, raw: usize) -> Result<Self> {
         let driver = of_device()?;
         // SAFETY: the caller keeps the same contract.
-        let raw = unsafe { RawStream::borrowed(device.ordinal(), raw) };
-        Ok(Self::over(driver, device, raw))
+        let borrowed = unsafe { RawStream::borrowed(device.ordinal(), raw) };
+        Ok(Self::over(driver, device, borrowed, Some(raw)))
     }
 
-    fn over(driver: &'static dyn Driver, device: Device, raw: RawStream) -> Self {
+    fn over(
+        driver: &'static dyn Driver,
+        device: Device,
+        raw: RawStream,
+        borrowed: Option<usize>,
+    ) -> Self {
         let inner = Arc::new(Inner {
             driver,
             device,
             raw: Some(raw),
             scratch: Mutex::new(None),
             spare: Mutex::default(),
-            awaited: Mutex::default(),
-            stuck: AtomicBool::new(false),
+            awaits: crate::numbers::of(driver, device, borrowed),
         });
+        inner.awaits.belongs_to(&inner);
         let mut all = ALL.lock();
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&inner));
@@ -135,25 +133,35 @@ impl Stream {
         };
         let streams: Vec<_> = all.iter().filter_map(Weak::upgrade).map(Self).collect();
         drop(all);
-        for stream in streams
-            .iter()
-            .filter(|stream| !stream.0.stuck.load(Ordering::Acquire))
-        {
+        let mut is_done = true;
+        for stream in &streams {
             // What the driver answers so late is of no use to anybody.
-            let _ = stream.drain(until);
+            is_done &= !stream.0.awaits.is_lost() && stream.pass(until).unwrap_or(false);
         }
+        crate::numbers::end(is_done, until);
         // Not destroyed now: the process ends.
         std::mem::forget(streams);
     }
 
-    fn drain(&self, until: Instant) -> Result<()> {
-        let driver = self.0.driver;
-        let event = driver.new_event(self.device().ordinal(), false)?;
-        driver.record(&event, self.raw()?)?;
-        while !driver.has_happened(&event)? && Instant::now() < until {
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        driver.drop_event(event)
+    /// What marks call it.
+    pub(crate) fn number(&self) -> u8 {
+        self.0.awaits.number
+    }
+
+    /// How many events were recorded in it for others.
+    pub(crate) fn recorded(&self) -> u64 {
+        ledger::recorded(self.0.awaits.number)
+    }
+
+    /// The first so many of these have happened: all before them in the stream is done.
+    pub(crate) fn has_done(&self, upto: u64) {
+        ledger::set_done(self.0.awaits.number, upto);
+    }
+
+    /// Whether it is seen to have nothing left to do. Asked without waiting.
+    pub(crate) fn is_idle(&self) -> bool {
+        let idle = self.raw().and_then(|raw| self.0.awaits.is_idle(raw));
+        idle.unwrap_or(false)
     }
 
     /// The device it belongs to.
@@ -175,93 +183,133 @@ impl Stream {
     /// What the driver answers, also to work that was started earlier.
     pub fn synchronize(&self) -> Result<()> {
         check_not_forked()?;
-        self.gate()?;
-        self.0.driver.synchronize(self.raw()?)
+        let _calm = self.gate()?;
+        let upto = self.recorded();
+        self.0.driver.synchronize(self.raw()?)?;
+        self.has_done(upto);
+        Ok(())
     }
 
-    /// What is put into this stream from now on waits for an event of another process, as `who` recorded it.
-    pub(crate) fn wait_for_peer(
-        &self,
-        event: &Arc<Event>,
-        who: Owner,
-        arena: &Arena,
-    ) -> Result<()> {
-        self.0.driver.wait(self.raw()?, event.raw()?)?;
-        let key = Arc::as_ptr(event).addr();
+    /// What is put into this stream from now on waits for an event that was recorded `by` another process, or by this one.
+    pub(crate) fn wait_for_event(&self, event: &Arc<Event>, by: By, arena: &Arena) -> Result<()> {
+        let wait = || self.0.driver.wait(self.raw()?, event.raw()?);
+        if by.who == arena.me() && !crate::numbers::may_be_lost(by.stream) {
+            // Work of this process that waits for nobody comes to its end.
+            return wait();
+        }
+        let record = Record::latest(arena, by);
+        let has_happened = || self.0.driver.has_happened(event.raw()?);
+        if record.book.is_none() && has_happened()? {
+            // Of one that has ended, and of which nothing can be heard any more: it has to be seen now.
+            return wait();
+        }
+        if record.said() == Said::Lost && !has_happened()? {
+            let who = ledger::name_of(arena, by.who);
+            return Err(Error::new(
+                ErrorKind::WriterGone,
+                format!(
+                    "work on a device tensor is behind work of a process that has ended before it was done, in a stream of {who}; what was written is lost"
+                ),
+            ));
+        }
         self.0
-            .awaited
-            .lock()
-            .insert(key, (event.clone(), who, arena.clone()));
-        Ok(())
+            .awaits
+            .add([Awaited::new(event, record, arena)], wait)
+    }
+
+    /// Records an event for other processes, who learn by the stream's number what comes of it.
+    pub(crate) fn record(&self, event: &Event) -> Result<By> {
+        let awaits = &self.0.awaits;
+        let arena = &crate::hub::Hub::get()?.arena;
+        ledger::open(arena)?;
+        let who = arena.me();
+        let by = By {
+            who,
+            stream: awaits.number,
+        };
+        let _calm = match awaits.number == NO_NUMBER && !awaits.is_empty() {
+            true => {
+                COUNTERS.host_waits.add(1);
+                Some(self.gate()?)
+            }
+            false => None,
+        };
+        self.0.driver.record(event.raw()?, self.raw()?)?;
+        ledger::count(awaits.number);
+        Ok(by)
     }
 
     /// Whether it waits for a process that is known to be dead, and that did not finish.
     pub(crate) fn is_stuck(&self) -> bool {
-        if self.0.stuck.load(Ordering::Acquire) {
-            return true;
-        }
-        let awaits_the_dead = self
-            .0
-            .awaited
-            .lock()
-            .values()
-            .any(|(_, who, arena)| !arena.is_present(*who));
-        awaits_the_dead && self.gate().is_err()
+        self.check().is_err()
     }
 
-    /// Before a thread waits for the stream: no process that the stream waits for has died. A thread that waited for a dead
-    /// one would never come back.
+    /// Whether that is known without a look.
+    pub(crate) fn is_known_stuck(&self) -> bool {
+        self.0.awaits.is_lost()
+    }
+
+    /// Fails when it waits for a process that died and that did not finish, or for one that waits for such a process. Does
+    /// not wait for the living.
     ///
     /// # Errors
     /// `WriterGone`; the stream is of no use any more then.
-    pub(crate) fn gate(&self) -> Result<()> {
-        let gone = |who: Owner| {
-            Error::new(
-                ErrorKind::WriterGone,
-                format!(
-                    "a process that a stream of device {} waits for (participant {}) has ended before its work was done; the stream cannot go on. Tensors \
-                     that are on it are lost; make another stream",
-                    self.device().ordinal(),
-                    who.row
-                ),
-            )
-        };
-        check_not_forked()?;
-        if self.0.stuck.load(Ordering::Acquire) {
-            return Err(gone(stuck::writer_of(self.device())));
-        }
+    pub(crate) fn check(&self) -> Result<()> {
+        self.0.awaits.check()
+    }
+
+    /// Before a thread waits for the stream in the driver: all is over that the stream waits for of other processes, and
+    /// nothing is added before the guard is dropped. A thread that waited for a dead process would never come back.
+    ///
+    /// # Errors
+    /// `WriterGone`; the stream is of no use any more then.
+    pub(crate) fn gate(&self) -> Result<Calm<'_>> {
         loop {
-            // One at a time, so that others can add theirs meanwhile.
-            let next = self
-                .0
-                .awaited
-                .lock()
-                .iter()
-                .next()
-                .map(|(key, entry)| (*key, entry.clone()));
-            let Some((key, (event, who, arena))) = next else {
-                return Ok(());
-            };
-            let mut dead_since = None;
-            let mut pause = Duration::from_micros(20);
-            while !self.0.driver.has_happened(event.raw()?)? {
-                if dead_since.is_none() && !arena.is_running(who) {
-                    dead_since = Some(Instant::now());
-                }
-                if dead_since.is_some_and(|since| since.elapsed() > GRACE) {
-                    self.0.stuck.store(true, Ordering::Release);
-                    stuck::note(self.device(), who, &arena);
-                    return Err(gone(who));
-                }
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(2));
-            }
-            let mut awaited = self.0.awaited.lock();
-            // It may be awaited anew.
-            if awaited.get(&key).is_some_and(|(_, now, _)| *now == who) {
-                awaited.remove(&key);
+            if let Some(calm) = self.gate_until(None)? {
+                return Ok(calm);
             }
         }
+    }
+
+    /// As [`gate`](Self::gate), until then: none if it still waits for somebody.
+    pub(crate) fn gate_until(&self, until: Option<Instant>) -> Result<Option<Calm<'_>>> {
+        self.0.awaits.calm(until)
+    }
+
+    /// Waits until everything in the stream is done, until then; whether it is.
+    ///
+    /// # Errors
+    /// `WriterGone`, and what the driver answers.
+    pub(crate) fn finish(&self, until: Instant) -> Result<bool> {
+        let Some(_) = self.gate_until(Some(until))? else {
+            return Ok(false);
+        };
+        self.pass(until)
+    }
+
+    /// Waits until what is in the stream now is done, until then; whether it is. If so, others are told.
+    fn pass(&self, until: Instant) -> Result<bool> {
+        if self.0.awaits.is_idle(self.raw()?)? {
+            return Ok(true);
+        }
+        let upto = self.recorded();
+        // Without an event, when the stream is seen with nothing to do at all.
+        let moment = self.moment().ok();
+        let mut pause = Duration::from_micros(20);
+        let is_done = || match &moment {
+            Some(moment) => moment.has_passed(),
+            None => self.0.awaits.is_idle(self.raw()?),
+        };
+        while !is_done()? {
+            // Something more to wait for may have come in front of the moment.
+            if self.0.awaits.check().is_err() || Instant::now() >= until {
+                return Ok(false);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(2));
+        }
+        self.has_done(upto);
+        Ok(true)
     }
 
     /// What is put into this stream from now on waits for what is in `other` now.
@@ -273,10 +321,8 @@ impl Stream {
             return Ok(());
         }
         check_not_forked()?;
-        if other.is_stuck() {
-            // It would be one more that never comes to an end.
-            return other.gate();
-        }
+        // It would be one more that never comes to an end.
+        other.check()?;
         let driver = self.0.driver;
         let mut scratch = other.0.scratch.lock();
         if scratch.is_none() {
@@ -287,20 +333,25 @@ impl Stream {
         };
         // Under the lock: a wait is for the record before it.
         driver.record(event, other.raw()?)?;
-        driver.wait(self.raw()?, event)?;
-        drop(scratch);
+        let wait = || driver.wait(self.raw()?, event);
         // What the other waits for, this one does, too: by way of it, on another device perhaps.
-        let inherited: Vec<_> = {
-            let awaited = other.0.awaited.lock();
-            awaited
-                .iter()
-                .map(|(key, one)| (*key, one.clone()))
-                .collect()
-        };
-        if !inherited.is_empty() {
-            self.0.awaited.lock().extend(inherited);
+        let inherited = other.0.awaits.all();
+        match inherited.is_empty() {
+            true => wait(),
+            false => self.0.awaits.add(inherited, wait),
         }
-        Ok(())
+    }
+
+    /// What is put into this stream from now on waits for an event of this process, behind work in those streams.
+    pub(crate) fn wait_for_recorded(&self, event: &RawEvent, recorded_in: &[Self]) -> Result<()> {
+        recorded_in.iter().try_for_each(Self::check)?;
+        let all = recorded_in.iter().flat_map(|other| other.0.awaits.all());
+        let inherited: Vec<Awaited> = all.collect();
+        let wait = || self.0.driver.wait(self.raw()?, event);
+        match inherited.is_empty() {
+            true => wait(),
+            false => self.0.awaits.add(inherited, wait),
+        }
     }
 
     /// Makes this the current stream of the thread for as long as `f` runs: tensors that are made or received in it are on
@@ -359,6 +410,11 @@ impl Stream {
             || (self.device() == other.device() && self.as_raw() == other.as_raw())
     }
 
+    /// Whether somebody else made it, and will destroy it.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.0.raw.as_ref().is_some_and(|raw| !raw.is_owned())
+    }
+
     pub(crate) fn take_spare(&self) -> Option<RawEvent> {
         self.0.spare.lock().pop()
     }
@@ -368,10 +424,7 @@ impl Stream {
     }
 
     pub(crate) fn raw(&self) -> Result<&RawStream> {
-        self.0
-            .raw
-            .as_ref()
-            .ok_or_else(|| Error::new(ErrorKind::WrongDevice, "the stream is gone"))
+        self.0.raw()
     }
 
     pub(crate) fn driver(&self) -> &'static dyn Driver {
@@ -403,11 +456,28 @@ impl fmt::Debug for Stream {
     }
 }
 
+impl Inner {
+    pub(crate) fn raw(&self) -> Result<&RawStream> {
+        self.raw
+            .as_ref()
+            .ok_or_else(|| Error::new(ErrorKind::WrongDevice, "the stream is gone"))
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("device", &self.device.ordinal())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         if check_not_forked().is_err() {
             return;
         }
+        self.awaits.let_go(self.raw.as_ref());
         let spare = std::mem::take(self.spare.get_mut());
         let events = spare.into_iter().chain(self.scratch.get_mut().take());
         let gone = events

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use serde::de::{DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use shm_core::message::{refuse, refuse_to_write};
+use shm_core::message::{is_for_another, is_outliving, refuse, refuse_to_write};
 use shm_core::tensor::Geometry;
 use shm_core::trace::Trace;
 use shm_core::{DynTensor, SharedTensor, Tensor};
 
 use crate::body::{Body, Token, lent};
 use crate::device::{Device, Uuid};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::joint;
 use crate::layout::{Path, malformed};
 use crate::place::Place;
@@ -62,10 +62,33 @@ pub(crate) enum Wire<K, H> {
     Copy(H, Lies, [u64; 2]),
 }
 
+/// Whether its elements travel, and not its memory: since no other process can open it, or the message is read when this
+/// process has ended, and its memory with it.
+fn goes_as_copy(body: &Body) -> bool {
+    let is_own = matches!(body.using.place, Place::Home(..));
+    body.path() == Path::Host || (is_own && is_outliving())
+}
+
+#[cold]
+fn of_another_arena() -> Error {
+    Error::new(
+        ErrorKind::Arena(Box::new(shm_core::ErrorKind::ForeignArena)),
+        "a device tensor goes through the arena that this process is in (`Arena::current()`), and was to be sent through another one; make the queue there, as `Queue::bounded` does, or send the elements (`to_host`) and copy those with `copy_into`",
+    )
+}
+
 /// Writes a device tensor into the message that is being made.
 pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::Ok, S::Error> {
     let fail = |error: Error| refuse_to_write::<S::Error>(error.into());
-    if body.path() == Path::Host {
+    if is_for_another(body.using.place.object().arena()) == Some(true) {
+        return Err(fail(of_another_arena()));
+    }
+    if goes_as_copy(body) {
+        if !staging::is_in_message() {
+            // Before a copy is made that has nowhere to go.
+            let why = "a device tensor was to be written outside of a message";
+            return Err(fail(Error::new(ErrorKind::NotExportable, why)));
+        }
         let uuid = body.device().uuid().to_words();
         let written = match &body.token {
             Token::Exclusive(_) => {

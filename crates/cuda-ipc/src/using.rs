@@ -79,7 +79,7 @@ impl Use {
     }
 
     /// Where the block begins on the device.
-    pub(crate) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> Result<u64> {
         self.place.address_of(self.index)
     }
 
@@ -173,7 +173,9 @@ impl Use {
             {
                 return Err(Error::new(
                     ErrorKind::TimedOut,
-                    format!("those who read a device tensor were not done within {PATIENCE:?}"),
+                    format!(
+                        "those who read a device tensor were not done within {PATIENCE:?}, or wait for a process that has died"
+                    ),
                 ));
             }
             *published = false;
@@ -184,6 +186,9 @@ impl Use {
     fn end(&mut self) -> Result<()> {
         let streams = std::mem::take(self.streams.get_mut());
         let handed = *self.handed.get_mut();
+        if let Place::Away(import) = &self.place {
+            import.used_by(&streams);
+        }
         if let Place::Home(memory, _) = &self.place
             && (handed || self.token.references() <= 1)
         {
@@ -197,11 +202,31 @@ impl Use {
         let Some((first, others)) = streams.split_first() else {
             return Ok(());
         };
-        for other in others {
-            first.wait_for(other)?;
+        let said = (|| {
+            let mut last = first;
+            for other in others {
+                if let Err(error) = last.wait_for(other) {
+                    if !other.is_known_stuck() {
+                        return Err(error);
+                    }
+                    // What is behind one that is lost never happens, as it should be.
+                    last = other;
+                    break;
+                }
+            }
+            let alone = self.token.references() <= 1;
+            self.place.release(self.index, last, alone)
+        })();
+        if said.is_err() {
+            // Nobody can be told by an event: it is done before the reference goes. What is behind the dead may begin after
+            // all, as long as this process lives.
+            let done = streams.iter().try_for_each(Stream::synchronize);
+            if done.is_err() && !crate::sabotage::is("kept") {
+                self.place.keep(self.index)?;
+            }
+            done?;
         }
-        let alone = self.token.references() <= 1;
-        self.place.release(self.index, first, alone)
+        said
     }
 }
 
@@ -216,7 +241,7 @@ impl Drop for Use {
         if let Place::Away(import) = &self.place
             && import.is_retired()
         {
-            crate::hub::forget_retired(import);
+            crate::later::kick();
         }
     }
 }

@@ -103,6 +103,9 @@ impl Barrier {
     }
 
     /// Makes a broken barrier a new one, with nobody at it. Those who wait now are told `Reset`.
+    ///
+    /// There is nothing here that could fail, so it answers nothing: the barrier is in memory that the handle keeps. A death
+    /// that comes after it breaks the barrier again, of which the next [`wait`](Self::wait) tells.
     pub fn reset(&self) {
         self.object.begin_anew();
         self.rounds().reset();

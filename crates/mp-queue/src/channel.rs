@@ -1,6 +1,7 @@
 //! What queues, lanes and rings have in common: one array of messages, two ends, waiting, and what is said when it
 //! ends. For crates that build a primitive of their own on it; programs use [`Queue`](crate::Queue).
 
+use std::any::type_name;
 use std::cell::Cell;
 use std::fmt;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::counters;
 use crate::error::{Error, ErrorKind, PutError, Result};
 use crate::holder;
 use crate::lull::Lull;
-use crate::wait::{Deadline, WaitPolicy, wait};
+use crate::wait::{Deadline, WaitPolicy, spin_for, wait};
 
 mod gone;
 #[cfg(feature = "tokio")]
@@ -86,10 +87,10 @@ impl Channel {
         self.policy = policy;
     }
 
-    /// Encodes and puts a value, waiting until `deadline` for room. `put` puts through the caller's end.
+    /// Encodes and puts the value in that place, waiting until `deadline` for room. `put` puts through the caller's end.
     pub(crate) fn put<T>(
         &self,
-        value: T,
+        value: &mut Option<T>,
         deadline: Deadline,
         mut put: impl FnMut(&mut Outgoing) -> shm_core::Result<Put>,
     ) -> Result<(), PutError<T>>
@@ -98,15 +99,12 @@ impl Channel {
     {
         // In its place from the first to the last: moving a message costs more than writing most.
         let mut message = Outgoing::default();
-        if let Err(failed) = message.encode(self.object.arena(), value) {
-            return Err(PutError::new(failed.error.into(), failed.value));
+        if let Err(error) = message.encode_from(self.object.arena(), value, type_name::<T>) {
+            return Err(PutError::new(error.into(), value.take()));
         }
         match self.put_with(deadline, || put(&mut message)) {
-            Ok(()) => {
-                message.finish();
-                Ok(())
-            }
-            Err(error) => Err(PutError::new(error, message.decode().ok())),
+            Ok(()) => Ok(()),
+            Err(error) => Err(PutError::new(error, message.take_back())),
         }
     }
 
@@ -233,12 +231,15 @@ impl Channel {
         let holder = Cell::new(None);
         let mut attempt = |slow: bool| self.attempt_get(&mut get, &holder, slow).transpose();
         if !deadline.is_now() {
-            self.lull.sit_out(&self.object, self.policy);
+            self.lull
+                .sit_out(|| spin_for(&self.object, self.policy) > 0);
         }
         if let Some(answer) = attempt(false) {
+            if !deadline.is_now() {
+                self.lull.found();
+            }
             return answer;
         }
-        self.lull.came();
         let in_vain = |kind, what: &str, when| {
             let clause = holder::clause(self.object.arena(), holder.get());
             Err(Error::new(
@@ -250,16 +251,23 @@ impl Channel {
             return attempt(true).unwrap_or_else(|| in_vain(ErrorKind::Empty, "nothing in", "now"));
         };
         let lookout = self.object.lookout(0);
-        wait(
+        let glances = Cell::new(0_u32);
+        let answer = wait(
             &self.object,
             NOT_EMPTY,
             self.policy,
             deadline,
             &holder,
-            || lookout.glance(),
+            || {
+                glances.set(glances.get().saturating_add(1));
+                lookout.glance()
+            },
             attempt,
-        )
-        .unwrap_or_else(|| {
+        );
+        if glances.get() > 0 {
+            self.lull.found_after(glances.get());
+        }
+        answer.unwrap_or_else(|| {
             in_vain(
                 ErrorKind::TimedOut,
                 "nothing came into",

@@ -53,6 +53,9 @@ impl Event {
     }
 
     /// Sets the flag and wakes everyone who waits.
+    ///
+    /// There is nothing here that could fail, so it answers nothing: the flag is in memory that the handle keeps, whoever else
+    /// has died or left. Nor does it say whether anybody waits.
     pub fn set(&self) {
         // SeqCst: part of the park protocol; the waiter registers, then looks at the flag.
         if self.object.word(0).swap(1, Ordering::SeqCst) == 0 {
@@ -61,7 +64,7 @@ impl Event {
         }
     }
 
-    /// Clears the flag.
+    /// Clears the flag. As [`set`](Self::set), it cannot fail.
     pub fn clear(&self) {
         self.object.word(0).store(0, Ordering::SeqCst);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::arena::Arena;
-use shm_core::message::Incoming;
+use shm_core::message::{Incoming, Outgoing};
 use shm_core::object::{Array, LaneEnd, Object, ObjectKind};
 
 use crate::channel::{CONSUMERS, Channel, PRODUCERS};
@@ -78,11 +78,12 @@ pub struct LaneReceiver<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> LaneSender<T> {
+    #[inline(always)]
     fn put_until(&mut self, value: T, deadline: Deadline) -> Result<(), PutError<T>> {
         self.channel.object.hasten();
         let end = &mut self.end;
-        self.channel
-            .put(value, deadline, |message| end.try_put(message))
+        let put = |message: &mut Outgoing| end.try_put(message);
+        self.channel.put(&mut Some(value), deadline, put)
     }
 
     /// As [`Sender::put`](crate::Sender::put).

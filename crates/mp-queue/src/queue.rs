@@ -32,6 +32,8 @@ pub(crate) use travel::checked;
 /// they are. Large plain bytes go faster as a `Tensor<u8>` than as a `Vec<u8>`, which serde writes one by one. A `Queue`
 /// puts and gets; [`split`](Queue::split) makes two halves that close when the last of the other side is gone. Clones, and
 /// copies sent to other processes, name the same queue.
+/// Nothing in a message says its type, so two executables have to agree: what does not read as the receiver's is an error of
+/// its [`get`](Receiver::get), and gone; what happens to read is taken for it.
 ///
 /// ```
 /// use mp_queue::Queue;
@@ -200,14 +202,13 @@ pub struct Sender<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> Sender<T> {
-    /// Puts a value, waiting until `deadline` for room.
-    ///
-    /// # Errors
-    /// As [`put_timeout`](Self::put_timeout).
+    /// Puts a value, waiting until `deadline` for room. Errors are those of `put_timeout`.
     #[doc(hidden)]
+    #[inline(always)]
     pub fn put_until(&self, value: T, deadline: Deadline) -> Result<(), PutError<T>> {
-        self.channel
-            .put(value, deadline, |message| self.end.try_put(message))
+        self.channel.put(&mut Some(value), deadline, |message| {
+            self.end.try_put(message)
+        })
     }
 
     /// Puts a value, waiting for room. What the value held belongs to the message afterwards.

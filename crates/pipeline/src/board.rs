@@ -9,10 +9,15 @@ use shm_core::{AliasedTensor, Tensor};
 
 use crate::error::Result;
 
+mod help;
+
+pub(crate) use help::Help;
+
 /// Words of a cache line.
 const LINE: usize = 8;
-/// Words of each process: a line that it writes all the time, and one that hardly changes, which others look at.
-const WORDS: usize = 2 * LINE;
+/// Words of each process: a line that it writes all the time, one that hardly changes, which others look at, and one for
+/// what it rarely notes.
+const WORDS: usize = 3 * LINE;
 const STATE: usize = 0;
 const SINCE: usize = 1;
 const ITEM: usize = 2;
@@ -22,10 +27,22 @@ const OUTPUTS: usize = 5;
 const READY: usize = LINE;
 const CAUSE: usize = LINE + 1;
 const DONE: usize = LINE + 2;
-/// How many items the process keeps back for those before them, and which of its states is the one in which it is to wait
-/// for those no longer.
+/// How many items the process keeps back for those before them, how many of them may be in slots of others, how many came
+/// late, and in which of its states it is helped, and how.
 const KEPT: usize = LINE + 3;
-const PASS: usize = LINE + 4;
+const HELD: usize = LINE + 4;
+const LATE: usize = LINE + 5;
+const HELP: usize = LINE + 6;
+/// The last question whether it finds a slot when it looks once more, and the last that it has answered with no.
+const ASKED: usize = LINE + 7;
+const ANSWERED: usize = 6;
+/// How many threads of the process are the library's.
+const THREADS: usize = 7;
+
+/// How many segments the process holds until the others of their items come.
+const PARTS: usize = 2 * LINE;
+/// Whether the process has sent what it brings home.
+const BROUGHT: usize = 2 * LINE + 1;
 
 /// A word of a slot: who reads it in the lower bits, one bit for each process by its rank, and above them the turn of the
 /// memory that they read.
@@ -147,7 +164,7 @@ impl Board {
         }
         begins.push(next);
         Ok(Self {
-            words: Tensor::<u64>::zeros([next + 1])?.alias(),
+            words: Tensor::<u64>::zeros([next + 3])?.alias(),
             processes: slots.len(),
             slots: begins,
         })
@@ -228,6 +245,25 @@ impl Board {
         (self.get(at + INPUTS), self.get(at + OUTPUTS))
     }
 
+    /// Notes that the process holds so many more segments until the others of their items come; or, if negative, fewer.
+    pub(crate) fn hold_parts(&self, rank: u32, more: i64) {
+        let at = rank as usize * WORDS + PARTS;
+        let _ = self.words.fetch_add(&[at], more as u64);
+    }
+
+    pub(crate) fn parts(&self, rank: u32) -> u64 {
+        self.get(rank as usize * WORDS + PARTS)
+    }
+
+    /// Notes that the process has sent what it brings home: it is on its way to whoever supervises the run.
+    pub(crate) fn set_brought(&self, rank: u32) {
+        self.set(rank as usize * WORDS + BROUGHT, 1);
+    }
+
+    pub(crate) fn has_brought(&self, rank: u32) -> bool {
+        self.get(rank as usize * WORDS + BROUGHT) != 0
+    }
+
     pub(crate) fn set_ready(&self, rank: u32) {
         self.set(rank as usize * WORDS + READY, 1);
     }
@@ -262,29 +298,9 @@ impl Board {
         self.get(self.deaths_at())
     }
 
-    /// The last word of all.
+    /// The first of the words of the run itself, which are the last.
     fn deaths_at(&self) -> usize {
         self.slots.last().copied().unwrap_or(0)
-    }
-
-    /// Notes that process `rank` keeps back so many items, which it may be told to hand on.
-    pub(crate) fn set_kept(&self, rank: u32, items: usize) {
-        self.set(rank as usize * WORDS + KEPT, items as u64);
-    }
-
-    pub(crate) fn keeps_back(&self, rank: u32) -> bool {
-        self.get(rank as usize * WORDS + KEPT) != 0
-    }
-
-    /// Tells process `rank`, in its how-manieth state, to wait no longer for what is before the items that it keeps back.
-    pub(crate) fn let_pass(&self, rank: u32, serial: u64) {
-        self.set(rank as usize * WORDS + PASS, serial);
-    }
-
-    /// Whether process `rank` was told so, in the state it is in.
-    pub(crate) fn may_pass(&self, rank: u32) -> bool {
-        let at = rank as usize * WORDS;
-        self.get(at + PASS) == self.get(at + SERIAL)
     }
 
     /// How many slots process `rank` has.
@@ -343,7 +359,9 @@ impl Board {
 
     /// Forgets what process `rank` was doing, for the one that takes its place; what it read is given back by then.
     pub(crate) fn forget(&self, rank: u32) {
-        for word in [ITEM, INPUTS, OUTPUTS, READY, CAUSE, DONE, KEPT, STATE] {
+        for word in [
+            ITEM, INPUTS, OUTPUTS, READY, CAUSE, DONE, KEPT, HELD, ANSWERED, PARTS, BROUGHT, STATE,
+        ] {
             self.set(rank as usize * WORDS + word, 0);
         }
         let all = self.slots.first().zip(self.slots.last());
@@ -404,17 +422,5 @@ mod tests {
         assert!(!board.readers(0, 0).all(2, |_| false));
         board.let_go(place(new), 1);
         assert!(board.readers(0, 0).is_empty());
-    }
-
-    #[test]
-    fn to_pass_is_said_to_a_process_in_one_state_of_it() {
-        let board = Board::new(&[0, 0]).unwrap();
-        board.enter(0, State::WaitsForInput(0));
-        let serial = board.since(0).1;
-        assert!(!board.may_pass(0));
-        board.let_pass(0, serial);
-        assert!(board.may_pass(0));
-        board.enter(0, State::WaitsForInput(0));
-        assert!(!board.may_pass(0));
     }
 }

@@ -7,8 +7,9 @@ use shm_core::clock::now_ns;
 use smallvec::{SmallVec, smallvec};
 
 use crate::home::Home;
-use crate::item::{Item, Member, share_of};
-use crate::time_card::{Entry, TimeCard};
+use crate::item::{Item, Member, Portion, share_of};
+use crate::ledger::Receipt;
+use crate::time_card::{Entry, Outcome, TimeCard};
 use crate::wire::Slim;
 
 /// What is known of an item while this process has it. The card goes home when the last who has it lets go.
@@ -20,21 +21,37 @@ pub(crate) struct Card {
     state: Mutex<CardState>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct CardState {
     card: TimeCard,
     parts: u32,
+    /// Which copy of it, of how many.
+    copy: (u32, u32),
+    /// Whether an output went on under its number.
+    goes_on: bool,
     members: SmallVec<[Member; 1]>,
     outputs: u32,
     /// The place in the ledger, for a process that may be replaced.
-    receipt: Option<crate::ledger::Receipt>,
+    receipt: Option<Receipt>,
+}
+
+impl CardState {
+    fn portion(&self) -> Portion {
+        let (copy, copies) = self.copy;
+        Portion {
+            part: self.card.part,
+            parts: self.parts,
+            copy,
+            copies,
+        }
+    }
 }
 
 impl Card {
     pub(crate) fn new(
         home: &Arc<Home>,
         item: &mut Item,
-        receipt: Option<crate::ledger::Receipt>,
+        receipt: Option<Receipt>,
         dequeued: u64,
     ) -> Arc<Self> {
         let card = TimeCard {
@@ -54,6 +71,8 @@ impl Card {
             state: Mutex::new(CardState {
                 card,
                 parts: item.parts.max(1),
+                copy: (item.copy, item.copies),
+                goes_on: false,
                 members: std::mem::take(&mut item.members).into(),
                 outputs: 0,
                 receipt,
@@ -61,15 +80,14 @@ impl Card {
         })
     }
 
-    /// The same for what is slim.
-    pub(crate) fn of_slim(home: &Arc<Home>, slim: &Slim, dequeued: u64) -> Arc<Self> {
+    /// The same for what is slim, of which it is not said yet when it was taken.
+    pub(crate) fn of_slim(home: &Arc<Home>, slim: &Slim) -> Arc<Self> {
         let card = TimeCard {
             item: slim.id,
             step: home.step,
             rank: home.rank,
             device: home.device,
             enqueued: slim.enqueued,
-            dequeued,
             ..TimeCard::default()
         };
         Arc::new(Self {
@@ -78,6 +96,8 @@ impl Card {
             state: Mutex::new(CardState {
                 card,
                 parts: 1,
+                copy: (0, 0),
+                goes_on: false,
                 members: smallvec![slim.member()],
                 outputs: 0,
                 receipt: None,
@@ -89,7 +109,8 @@ impl Card {
     /// exponent of the weight that goes with it. `None`, and nothing is counted, for any other.
     pub(crate) fn derive_slim(&self) -> Option<(u64, u8)> {
         let state = &mut *self.state.lock();
-        let is_first = state.outputs == 0 && (state.card.part, state.parts) == (0, 1);
+        let is_first =
+            state.outputs == 0 && (state.card.part, state.parts) == (0, 1) && state.copy.1 <= 1;
         let [member] = &mut state.members[..] else {
             return None;
         };
@@ -105,6 +126,7 @@ impl Card {
         }
         member.weight = left;
         state.outputs = 1;
+        state.goes_on = true;
         Some((id, share.trailing_zeros() as u8))
     }
 
@@ -116,6 +138,53 @@ impl Card {
     pub(crate) fn identity(&self) -> (u64, u32, u32) {
         let state = self.state.lock();
         (state.card.item, state.card.part, state.parts)
+    }
+
+    /// Which portion of its item this is.
+    pub(crate) fn portion(&self) -> Portion {
+        self.state.lock().portion()
+    }
+
+    /// Whether it is noted for a process in the place of this one.
+    pub(crate) fn is_in_the_ledger(&self) -> bool {
+        self.state.lock().receipt.is_some()
+    }
+
+    /// Notes there that the item, as far as it is left, has these slots now.
+    pub(crate) fn note_anew(&self, item: Item) {
+        let state = &mut *self.state.lock();
+        let Portion {
+            part,
+            parts,
+            copy,
+            copies,
+        } = state.portion();
+        if let Some(receipt) = &mut state.receipt {
+            receipt.change(&Item {
+                id: self.item,
+                part,
+                parts,
+                copy,
+                copies,
+                parents: state.card.parents.clone(),
+                members: state.members.to_vec(),
+                ..item
+            });
+        }
+    }
+
+    /// An output goes on under its number: the step that restores the order gets that instead of this.
+    pub(crate) fn goes_on(&self) {
+        self.state.lock().goes_on = true;
+    }
+
+    /// Why it has no value beside it, where that is so.
+    pub(crate) fn why_without(&self, payload: &[u8]) -> &'static str {
+        match (payload, self.home.step) {
+            ([], 0) => ": without an iterator a client gives inputs without a value",
+            ([], _) => ": the step before set none",
+            _ => "",
+        }
     }
 
     /// Counts one more output made of this: how many there were, and the weight that goes with it.
@@ -135,28 +204,56 @@ impl Card {
     }
 }
 
-impl Drop for Card {
-    fn drop(&mut self) {
-        let state = self.state.get_mut();
-        if self.home.is_failing() {
-            // Unfinished: whoever supervises the run finds it in the ledger, or counts it as failed.
-            if let Some(receipt) = state.receipt.take() {
-                receipt.leave();
-            }
-            return;
+/// What a stage has let go of: an item with all that is left of it.
+///
+/// A stage that is called may yet say that it failed; then this is unfinished, and stays in the ledger. So it is
+/// [noted](Self::note) once that is known.
+#[derive(Debug)]
+pub(crate) struct LetGo(CardState);
+
+impl LetGo {
+    /// No output was made of it, since there was no slot for one, or nobody wants it any more.
+    pub(crate) fn is_dropped(&mut self) {
+        if self.0.outputs == 0 {
+            self.0.card.outcome = Outcome::Dropped;
         }
-        if state.card.released == 0 {
-            state.card.released = now_ns();
+    }
+
+    /// Notes what became of it.
+    pub(crate) fn note(mut self, home: &Home) {
+        let state = &mut self.0;
+        if !state.goes_on {
+            home.note_gone(state.card.item, state.portion());
         }
-        if state.outputs == 0 {
-            self.home
-                .note_gone(state.card.item, state.card.part, state.parts);
-        }
-        self.home.note(Entry {
+        home.note(Entry {
             card: std::mem::take(&mut state.card),
             ended: std::mem::take(&mut state.members).into_vec(),
         });
         // After the card: killed in between, the item is delivered once more rather than forgotten.
-        state.receipt = None;
+        if let Some(item) = state.receipt.take().and_then(Receipt::take_out) {
+            home.give_back(item.shares);
+        }
+    }
+}
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        // Unfinished: whoever supervises the run finds it in the ledger, or counts it as failed.
+        if let Some(receipt) = self.0.receipt.take() {
+            receipt.leave();
+        }
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        let mut state = std::mem::take(self.state.get_mut());
+        if state.card.released == 0 {
+            state.card.released = now_ns();
+        }
+        let let_go = LetGo(state);
+        if !self.home.is_failing() {
+            self.home.let_go_of(let_go);
+        }
     }
 }

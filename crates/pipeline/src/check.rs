@@ -1,7 +1,5 @@
 //! Everything that can be known to be wrong before anything starts, each told with its step, group and key.
 
-use std::collections::BTreeSet;
-
 use shm_core::Arena;
 use spawn::Stdin;
 
@@ -12,10 +10,15 @@ use crate::nearest::did_you_mean;
 use crate::route::{Backpressure, Delivery};
 use crate::selector::{BUILT_IN, built_in};
 use crate::spec::{Layout, TensorSpec};
-use crate::step::{OWN, QueueGroup, SLOTS, Step, Unfinished};
+use crate::step::{OWN, QueueGroup, SLOTS, Step};
+
+mod queues;
+
+pub(crate) use queues::odd_keeping;
+use queues::{check_queues, check_segments};
 
 /// Processes that an arena has room for beside this one.
-const PROCESSES_MAX: usize = Arena::PARTICIPANTS_MAX - 1;
+pub(crate) const PROCESSES_MAX: usize = Arena::PARTICIPANTS_MAX - 1;
 
 /// What was found out on the way: the tensors of each step's groups.
 pub(crate) type Specs = Vec<Vec<Vec<TensorSpec>>>;
@@ -26,6 +29,7 @@ const QUEUE_MOST: usize = 1 << 24;
 fn refuse(step: &Step, group: Option<usize>, key: &str, problem: impl std::fmt::Display) -> Error {
     let name = &step.name;
     let key = word(step, key);
+    let group = group.filter(|_| step.groups_are_listed);
     let of_group = group.map_or(String::new(), |group| format!(", queue group {group}"));
     Error::invalid(format!("step {name:?}{of_group}, {key}: {problem}"))
 }
@@ -36,6 +40,7 @@ fn word<'a>(step: &Step, key: &'a str) -> &'a str {
         "slots" if step.in_rnbs_words => "num_shared_tensors",
         "segments" if step.in_rnbs_words => "num_segments",
         "devices" if step.in_rnbs_words => "gpus",
+        "stage" if step.in_rnbs_words => "model",
         key => key,
     }
 }
@@ -76,13 +81,14 @@ pub(crate) fn check(
     }
     let mut specs: Specs = Vec::new();
     for (index, step) in steps.iter().enumerate() {
-        if steps[..index].iter().any(|other| other.name == step.name) {
-            return Err(refuse(
-                step,
-                None,
-                "name",
-                "two steps are called so; give each a name of its own",
-            ));
+        let is_called_so = |other: &Step| other.name == step.name;
+        let problem = match steps[..index].iter().any(is_called_so) {
+            true => Some("two steps are called so; give each a name of its own"),
+            false if step.name.is_empty() => Some("it is empty; give the step a name"),
+            false => None,
+        };
+        if let Some(problem) = problem {
+            return Err(refuse(step, None, "name", problem));
         }
         check_processes(step, devices)?;
         check_place(step, index, last, client)?;
@@ -102,6 +108,7 @@ pub(crate) fn check(
             .collect::<Result<_>>()?;
         specs.push(of_groups);
     }
+    check_segments(steps)?;
     let total = steps
         .iter()
         .map(Step::processes)
@@ -142,18 +149,16 @@ fn check_processes(step: &Step, devices: &dyn Fn() -> Result<usize, String>) -> 
     }
     for (number, group) in step.groups.iter().enumerate() {
         let group_is = |key, problem: String| refuse(step, Some(number), key, problem);
-        if group.devices.is_empty() {
-            return Err(group_is(
-                "devices",
-                "it was to run in 0 processes; give it at least 1 (-1 is the CPU)".to_owned(),
-            ));
+        let (key, count) = group.asked();
+        if count == 0 {
+            let text = "it was to run in 0 processes; give it at least 1";
+            return Err(group_is(key, text.to_owned()));
         }
-        if group.devices.len() > PROCESSES_MAX {
+        if count > PROCESSES_MAX {
             return Err(group_is(
-                "devices",
+                key,
                 format!(
-                    "it was to run in {} processes; an arena has room for {PROCESSES_MAX}",
-                    group.devices.len()
+                    "it was to run in {count} processes; an arena has room for {PROCESSES_MAX}"
                 ),
             ));
         }
@@ -236,6 +241,14 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
             "the last step has no outputs to put into slots; leave it out",
         ));
     }
+    if index == last && step.delivery == Delivery::Every {
+        return Err(refuse(
+            step,
+            None,
+            "delivery",
+            "the last step has no outputs to deliver; leave it out",
+        ));
+    }
     if step.slots == Some(0) {
         return Err(refuse(
             step,
@@ -304,7 +317,7 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
         return Err(refuse(
             step,
             None,
-            "devices",
+            step.groups[0].asked().0,
             format!(
                 "it is the first and has {count} processes, which would each make the whole input; give it 1, or a client"
             ),
@@ -324,77 +337,6 @@ fn check_place(step: &Step, index: usize, last: usize, client: Option<&Client>) 
             None,
             "backpressure",
             "it makes the input itself, so there is nothing to drop before a slot is free; drop the oldest, or use a client",
-        ));
-    }
-    Ok(())
-}
-
-fn check_queues(before: &Step, step: &Step) -> Result<()> {
-    let mut written = BTreeSet::new();
-    for (number, group) in before.groups.iter().enumerate() {
-        let queues = out_queues(group, false);
-        if queues.is_empty() {
-            return Err(refuse(
-                before,
-                Some(number),
-                "out_queues",
-                format!("there are none, but step {:?} comes after it", step.name),
-            ));
-        }
-        written.extend(queues);
-    }
-    let mut read = BTreeSet::new();
-    for (number, group) in step.groups.iter().enumerate() {
-        let queue = in_queue(group);
-        if !written.contains(&queue) {
-            return Err(refuse(
-                step,
-                Some(number),
-                "in_queue",
-                format!(
-                    "no group of step {:?} writes queue {queue}; it writes {written:?}",
-                    before.name
-                ),
-            ));
-        }
-        read.insert(queue);
-    }
-    for (number, group) in before.groups.iter().enumerate() {
-        if let Some(queue) = out_queues(group, false)
-            .into_iter()
-            .find(|queue| !read.contains(queue))
-        {
-            return Err(refuse(
-                before,
-                Some(number),
-                "out_queues",
-                format!(
-                    "no group of step {:?} reads queue {queue}; it reads {read:?}",
-                    step.name
-                ),
-            ));
-        }
-    }
-    if step.ordered && before.restarts > 0 && before.unfinished == Unfinished::Report {
-        return Err(refuse(
-            step,
-            None,
-            "ordered",
-            format!(
-                "it would wait for what failed in step {:?}; let that be redelivered (unfinished)",
-                before.name
-            ),
-        ));
-    }
-    if step.ordered && before.backpressure == Backpressure::DropOldest {
-        return Err(refuse(
-            step,
-            None,
-            "ordered",
-            format!(
-                "step {:?} drops the oldest items, which it would wait for",
-                before.name
-            ),
         ));
     }
     Ok(())
@@ -420,6 +362,17 @@ fn check_specs(
             "it is the last step, so nobody reads them; leave them out",
         ));
     }
+    if is_last && group.maker.needs_next()? {
+        return Err(refuse(
+            step,
+            Some(number),
+            "stage",
+            format!(
+                "{} is no stage for the last step: nobody takes what it publishes; add a step behind it",
+                group.maker.stage()
+            ),
+        ));
+    }
     let mut input: &[TensorSpec] = &[];
     if let Some((step_before, specs_before)) = before {
         let wanted = group.maker.input_spec()?;
@@ -443,12 +396,16 @@ fn check_specs(
                 ))
             };
             if let Some(misfit) = misfit {
+                let of_group = match step_before.groups_are_listed {
+                    true => format!("queue group {writer} of "),
+                    false => String::new(),
+                };
                 return Err(refuse(
                     step,
                     Some(number),
                     "in_queue",
                     format!(
-                        "what queue group {writer} of step {:?} puts there does not fit: {misfit}",
+                        "what {of_group}step {:?} puts there does not fit: {misfit}",
                         step_before.name
                     ),
                 ));
@@ -468,6 +425,18 @@ fn check_specs(
             Some(number),
             "segments",
             "outputs without tensors have no rows to divide; let it be 1",
+        ));
+    }
+    let rows = specs.iter().filter_map(|spec| spec.shape().first()).max();
+    if let Some(&rows) = rows.filter(|&&rows| rows < step.segments as usize) {
+        return Err(refuse(
+            step,
+            Some(number),
+            "segments",
+            format!(
+                "{} segments of at most {rows} rows: some of them would always be empty; divide into {rows} at most",
+                step.segments
+            ),
         ));
     }
     if step.segments > 1 && step.delivery == Delivery::Every {

@@ -24,6 +24,25 @@ const BULK_MOST: u64 = 1 << 16;
 /// The next input, already written in postcard. What waits for one asks now and then whether it has to stop.
 pub(crate) type Feed = Box<dyn FnMut(&dyn Fn() -> bool) -> Option<Result<Vec<u8>>> + Send>;
 
+/// Whether a feed ends, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    Never,
+    Sometime,
+    Unknown,
+}
+
+impl Ends {
+    /// What an iterator says of itself.
+    fn of(inputs: &impl Iterator) -> Self {
+        match inputs.size_hint() {
+            (usize::MAX, None) => Self::Never,
+            (_, None) => Self::Unknown,
+            (_, Some(_)) => Self::Sometime,
+        }
+    }
+}
+
 /// Where the inputs of a pipeline come from: the first step gets each as an item without tensors, whose
 /// [payload](crate::Input::payload) it is. It runs in the process that starts the pipeline.
 ///
@@ -38,6 +57,8 @@ pub(crate) type Feed = Box<dyn FnMut(&dyn Fn() -> bool) -> Option<Result<Vec<u8>
 #[must_use = "a client does nothing until it is a pipeline's"]
 pub struct Client {
     pub(crate) feed: Feed,
+    /// Whether the feed does.
+    ends: Ends,
     pub(crate) interval: Option<Duration>,
     pub(crate) count: Option<u64>,
     pub(crate) queue_size: Option<usize>,
@@ -47,6 +68,10 @@ pub struct Client {
 
 impl Client {
     /// All that an iterator gives, each as soon as there is room.
+    ///
+    /// The iterator should not block for ever. A run that ends while it does waits for it as long as for a process that is
+    /// told to end ([`Pipeline::grace`](crate::Pipeline::grace)), or not at all when it was stopped a second time; from then
+    /// on the thread that is in the iterator is on its own, and what it gives is dropped.
     pub fn new<I>(inputs: I) -> Self
     where
         I: IntoIterator,
@@ -54,7 +79,8 @@ impl Client {
         I::Item: Serialize,
     {
         let mut inputs = inputs.into_iter();
-        Self::of(Box::new(move |_| Some(encode(&inputs.next()?))))
+        let ends = Ends::of(&inputs);
+        Self::of(Box::new(move |_| Some(encode(&inputs.next()?))), ends)
     }
 
     /// So many inputs without a value, all at once: a measure of throughput.
@@ -68,7 +94,7 @@ impl Client {
         T: Serialize + DeserializeOwned + 'static,
         Receiver<T>: Send,
     {
-        Self::of(Box::new(move |stopped| {
+        let feed: Feed = Box::new(move |stopped| {
             loop {
                 match queue.get_timeout(Duration::from_millis(200)) {
                     Ok(input) => return Some(encode(&input)),
@@ -81,12 +107,14 @@ impl Client {
                     Err(error) => return Some(Err(error.into())),
                 }
             }
-        }))
+        });
+        Self::of(feed, Ends::Sometime)
     }
 
-    pub(crate) fn of(feed: Feed) -> Self {
+    fn of(feed: Feed, ends: Ends) -> Self {
         Self {
             feed,
+            ends,
             interval: None,
             count: None,
             queue_size: None,
@@ -109,7 +137,8 @@ impl Client {
     }
 
     /// How many inputs are to be finished: where items are dropped or fail, others are offered in their place. The run ends
-    /// when so many are, or there are no more.
+    /// when so many are, or there are no more; without a count when there are no more, which of an iterator without end is
+    /// never. Of 0 nothing is offered: the processes start, and end.
     pub fn count(mut self, target: u64) -> Self {
         self.count = Some(target);
         self
@@ -128,6 +157,16 @@ impl Client {
         self
     }
 
+    /// What whoever starts a run should know of its end: that it has none, or may have none.
+    #[cfg(feature = "command")]
+    pub(crate) fn endless(&self) -> Option<&'static str> {
+        match (self.count, self.ends) {
+            (Some(_), _) | (None, Ends::Sometime) => None,
+            (None, Ends::Never) => Some("the inputs never end, and no count is given"),
+            (None, Ends::Unknown) => Some("no count is given, and the inputs may never end"),
+        }
+    }
+
     pub(crate) fn capacity(&self) -> usize {
         match (self.queue_size, self.interval, self.count) {
             (Some(size), ..) => size,
@@ -140,6 +179,7 @@ impl Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
+            .field("ends", &self.ends)
             .field("interval", &self.interval)
             .field("count", &self.count)
             .field("queue_size", &self.queue_size)
@@ -153,6 +193,10 @@ impl fmt::Debug for Client {
 pub(crate) struct Progress {
     /// The run is over or has failed.
     pub(crate) stop: AtomicBool,
+    /// All that was offered is on its way or held by somebody who waits for more: no more is needed than that.
+    pub(crate) enough: AtomicBool,
+    /// What the client has offered: known also while it is in its iterator, and when that has panicked.
+    pub(crate) offered: AtomicU64,
     pub(crate) completed: AtomicU64,
     /// Dropped or failed.
     pub(crate) lost: AtomicU64,
@@ -186,7 +230,8 @@ pub(crate) fn feed(
             let short = client
                 .count
                 .is_some_and(|count| offered < count + progress.lost.load(Ordering::Relaxed));
-            if !replaces || stopped() || (over && !short) {
+            let enough = progress.enough.load(Ordering::Relaxed);
+            if !replaces || stopped() || enough || (over && !short) {
                 break 'inputs;
             }
             home.flush();
@@ -200,6 +245,10 @@ pub(crate) fn feed(
             home.enter(State::Working);
         }
         let Some(payload) = next(&stopped) else { break };
+        if stopped() {
+            // Nobody waits for it any more, nor maybe for this thread.
+            break;
+        }
         if let Some(mean) = client.interval {
             // The inverse of the distribution; 1 - u is never 0.
             due += mean.mul_f64(-(1.0 - random.f64()).ln());
@@ -223,7 +272,7 @@ pub(crate) fn feed(
             ..Item::default()
         };
         offered += 1;
-        home.note_offered();
+        progress.offered.store(offered, Ordering::Relaxed);
         match lane.put(home, client.policy, item) {
             Ok(true) => {}
             Ok(false) => break,

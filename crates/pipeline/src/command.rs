@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pipeline::Pipeline;
 use crate::registry::Registry;
+use crate::replaced::Replacements;
 use crate::run::{Report, Termination};
 
 /// Runs pipelines from configuration files.
@@ -32,8 +33,9 @@ enum Command {
         /// Mean time between two inputs, in milliseconds, as independent users would make them; 0: all at once.
         #[arg(long, short = 'm', value_name = "MS", allow_negative_numbers = true)]
         mean_interval_ms: Option<f64>,
-        /// How many inputs are to be finished.
-        #[arg(long, short = 'n', value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(0..))]
+        /// How many inputs are to be finished, 1 or more; without it, here and in the configuration, the run ends with the
+        /// inputs, or at Ctrl-C where they have no end.
+        #[arg(long, short = 'n', value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..))]
         count: Option<u64>,
         /// Items that the queue before the first step holds.
         #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(0..))]
@@ -86,7 +88,7 @@ enum On {
 /// | code | meaning |
 /// |---|---|
 /// | 0 | the run came to its end: the target was reached, or the input ended |
-/// | 1 | a process failed, or a file could not be written |
+/// | 1 | a process failed, items never came whole ([`ErrorKind::Incomplete`]), or a file could not be written |
 /// | 2 | the configuration or the command line is wrong; nothing was started |
 /// | 3 | a queue or ring was full, and its policy is to fail |
 /// | 4 | the run, or one item in a step, took longer than its limit |
@@ -136,7 +138,8 @@ where
             config = config.set(key, value)?;
         }
         let about = |error: Error| Error::invalid(format!("{}: {error}", file.display()));
-        let mut pipeline = config.pipeline(registry).map_err(about)?.progress();
+        let mut pipeline = config.pipeline(registry).map_err(about)?;
+        pipeline = pipeline.progress().telling();
         pipeline.check().map_err(about)?;
         if let Some(out) = &out {
             if !overwrite && out.join("run.json").exists() {
@@ -146,6 +149,9 @@ where
                 )));
             }
             pipeline = pipeline.run_dir(out);
+            if overwrite {
+                pipeline = pipeline.overwrite();
+            }
         }
         Ok(pipeline)
     })();
@@ -153,7 +159,7 @@ where
         Ok(pipeline) => pipeline,
         Err(error) => return never_ran(&error, 2, json),
     };
-    if let Some(odd) = pipeline.odd_end() {
+    for odd in pipeline.odd() {
         eprintln!("warning: {odd}");
     }
     if check {
@@ -165,6 +171,9 @@ where
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => told(&error, 1),
         };
+    }
+    if let Some(endless) = pipeline.endless() {
+        eprintln!("note: {endless}");
     }
     match run(pipeline) {
         Ok(report) => {
@@ -248,6 +257,8 @@ fn text(report: &Report, dir: Option<&Path>, as_json: bool) -> String {
                 "inputs": process.inputs(),
                 "outputs": process.outputs(),
                 "restarts": process.restarts(),
+                "replaced": process.replaced(),
+                "counts": process.counts(),
             })
         });
         let value = json!({
@@ -266,20 +277,34 @@ fn text(report: &Report, dir: Option<&Path>, as_json: bool) -> String {
         Some(rate) => text.push_str(&format!(" in {seconds:.3} s, {rate:.1}/s\n")),
         None => text.push_str("; it never started\n"),
     }
-    if items.dropped + items.failed + items.redelivered > 0 {
+    if items.dropped + items.failed + items.unfinished + items.redelivered > 0 {
         text.push_str(&format!(
-            "{} dropped, {} failed, {} redelivered\n",
-            items.dropped, items.failed, items.redelivered
+            "{} dropped, {} failed, {} unfinished, {} redelivered\n",
+            items.dropped, items.failed, items.unfinished, items.redelivered
+        ));
+    }
+    if items.late > 0 {
+        text.push_str(&format!(
+            "{} late, behind others in an ordered step\n",
+            items.late
         ));
     }
     for process in report.processes() {
-        text.push_str(&format!(
-            "{:<24} pid {:<8} {:>8} in {:>8} out\n",
+        let counts = process.counts();
+        let row = format!(
+            "{:<24} pid {:<8} {:>8} in {:>8} out  {counts}",
             process.name(),
             process.pid(),
-            process.inputs(),
-            process.outputs()
-        ));
+            counts.taken,
+            counts.published
+        );
+        text.push_str(row.trim_end());
+        text.push('\n');
+    }
+    let places = report.processes().iter();
+    let places = places.map(|process| (process.step(), process.name(), process.replaced()));
+    for replacements in Replacements::gather(places) {
+        text.push_str(&format!("{replacements}\n"));
     }
     if let Some(page) = page {
         text.push_str(&format!("report: {}\n", page.display()));

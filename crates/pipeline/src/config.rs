@@ -1,9 +1,10 @@
 //! Configurations: a pipeline from a file, in TOML or in JSON, RnB's own included.
 
+mod keys;
+
 use std::path::Path;
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::client::Client;
@@ -12,6 +13,7 @@ use crate::nearest::did_you_mean;
 use crate::pipeline::Pipeline;
 use crate::registry::{Registry, maker};
 use crate::step::{QueueGroup, Step, Unfinished};
+use keys::Keys;
 
 /// A configuration, read and not yet understood, so that it can still be changed.
 ///
@@ -98,12 +100,16 @@ impl Config {
                 error,
             )
         })?;
-        let config = if path.extension().is_some_and(|end| end == "toml") {
-            Self::from_toml(&text)
-        } else {
-            Self::from_json(&text)
+        let is_called = |end: &str| path.extension().is_some_and(|found| found == end);
+        let (config, read_as) = match is_called("toml") {
+            true => (Self::from_toml(&text), ""),
+            false if is_called("json") => (Self::from_json(&text), ""),
+            false => (
+                Self::from_json(&text),
+                " (read as JSON, since its name does not end in .toml)",
+            ),
         };
-        config.map_err(|error| Error::invalid(format!("{}: {error}", path.display())))
+        config.map_err(|error| Error::invalid(format!("{}: {error}{read_as}", path.display())))
     }
 
     /// A configuration in TOML.
@@ -112,7 +118,7 @@ impl Config {
     /// `Invalid` when it is none.
     pub fn from_toml(text: &str) -> Result<Self> {
         toml::from_str(text)
-            .map_err(|error| Error::invalid(error.to_string().trim_end().to_owned()))
+            .map_err(|error| Error::invalid(toml_told(text, &error)))
             .map(Self::of)
     }
 
@@ -122,7 +128,7 @@ impl Config {
     /// `Invalid` when it is none.
     pub fn from_json(text: &str) -> Result<Self> {
         serde_json::from_str(text)
-            .map_err(|error| Error::invalid(error.to_string()))
+            .map_err(|error| Error::invalid(format!("this is no configuration in JSON: {error}")))
             .map(Self::of)
     }
 
@@ -210,18 +216,26 @@ impl Config {
     where
         F: Fn() -> Registry + Copy + Send + Sync + 'static,
     {
+        const {
+            assert!(
+                size_of::<F>() == 0,
+                "the registry is a function item, or a closure that captures nothing: each process of the pipeline calls it, \
+                 and does not have what was captured"
+            );
+        }
         let known = registry();
         let mut top = Keys::of(&self.value, "the configuration")?;
         let steps: Vec<Value> = top.need("pipeline", "pipeline")?;
         let mut pipeline = Pipeline::new();
-        for (value, name) in steps.iter().zip(names(&Value::from(steps.clone()))) {
-            pipeline = pipeline.step(self.step(value, name, registry, &known)?);
+        for (index, name) in names(&Value::from(steps.clone())).into_iter().enumerate() {
+            let step = self.step((index, &steps[index]), name, registry, &known)?;
+            pipeline = pipeline.step(step);
         }
         let iterator: Option<String> = top.take("iterator", "video_path_iterator")?;
         let params = top.take("iterator_params", "")?.unwrap_or(Value::Null);
         let client: Option<Value> = top.take("client", "")?;
         if let Some(timeout) = top.take::<f64>("timeout_ms", "")? {
-            pipeline = pipeline.timeout(milliseconds("the configuration, timeout_ms", timeout)?);
+            pipeline = pipeline.timeout(limit("the configuration, timeout_ms", timeout)?);
         }
         if let Some(odd) = top.rest.keys().next() {
             return Err(Error::invalid(format!(
@@ -232,9 +246,9 @@ impl Config {
         }
         if iterator.is_some() || client.is_some() {
             let inputs = match iterator {
-                Some(name) => known.make_client(&name, &params).map_err(|error| {
-                    Error::invalid(format!("the configuration, iterator: {error}"))
-                })?,
+                Some(name) => known
+                    .make_client(&name, &params)
+                    .map_err(|error| Error::invalid(format!("the configuration, {error}")))?,
                 None => Client::new(std::iter::repeat(())),
             };
             pipeline = pipeline.client(configure(inputs, client.unwrap_or_else(|| json!({})))?);
@@ -243,11 +257,21 @@ impl Config {
         Ok(pipeline)
     }
 
-    fn step<F>(&self, value: &Value, name: String, provider: F, known: &Registry) -> Result<Step>
+    fn step<F>(
+        &self,
+        (index, value): (usize, &Value),
+        name: String,
+        provider: F,
+        known: &Registry,
+    ) -> Result<Step>
     where
         F: Fn() -> Registry + Copy + Send + Sync + 'static,
     {
-        let at = format!("step {name:?}");
+        // The name of one that says neither its own nor its stage's was made up.
+        let at = match ["name", "stage", "model"].map(|key| value.get(key)) {
+            [None, None, None] => format!("step {index}"),
+            _ => format!("step {name:?}"),
+        };
         let mut keys = Keys::of(value, &at)?;
         let _: Option<String> = keys.take("name", "")?;
         // RnB's stages are given all that is there, and take what they know.
@@ -261,21 +285,27 @@ impl Config {
         step.backpressure = keys.take("backpressure", "")?.unwrap_or_default();
         step.queue_size = keys.take("queue_size", "")?;
         step.ordered = keys.take("ordered", "")?.unwrap_or(false);
-        step.restarts = keys.take("restart", "")?.unwrap_or(0);
-        step.unfinished = match keys.take::<String>("unfinished", "")?.as_deref() {
-            None | Some("redeliver") => Unfinished::Redeliver,
-            Some("report") => Unfinished::Report,
-            Some(other) => {
-                return Err(Error::invalid(format!(
-                    "{at}, unfinished: {other:?} was read; it is \"redeliver\" or \"report\""
-                )));
+        let restart: Option<u32> = keys.take("restart", "")?;
+        step.restarts = restart.unwrap_or(0);
+        let unfinished = keys.take::<String>("unfinished", "")?;
+        step.unfinished = match (unfinished.as_deref(), restart) {
+            (None, _) | (Some("redeliver"), Some(_)) => Unfinished::Redeliver,
+            (Some("report"), Some(_)) => Unfinished::Report,
+            (Some(other), _) => {
+                let problem = match other {
+                    "redeliver" | "report" => "it is of processes that are replaced; add restart",
+                    _ => "it is \"redeliver\" or \"report\"",
+                };
+                let told = format!("{at}, unfinished: {other:?} was read; {problem}");
+                return Err(Error::invalid(told));
             }
         };
-        if let Some(limit) = keys.take::<f64>("limit_ms", "")? {
-            step.limit = Some(milliseconds(&format!("{at}, limit_ms"), limit)?);
+        if let Some(ms) = keys.take::<f64>("limit_ms", "")? {
+            step.limit = Some(limit(&format!("{at}, limit_ms"), ms)?);
         }
         let groups: Option<Vec<Value>> = keys.take("queue_groups", "")?;
-        // A step with one group may do without the list.
+        // A step with one group may do without the list, and errors do not name what it does not.
+        let are_listed = groups.is_some();
         let groups = match groups {
             Some(groups) => groups,
             None => {
@@ -287,7 +317,10 @@ impl Config {
             }
         };
         for (number, group) in groups.iter().enumerate() {
-            let at = format!("{at}, queue group {number}");
+            let at = match are_listed {
+                true => format!("{at}, queue group {number}"),
+                false => at.clone(),
+            };
             let mut own = Keys::of(group, &at)?;
             let devices: Option<Vec<i32>> = own.take("devices", "gpus")?;
             let replicas: Option<usize> = own.take("replicas", "")?;
@@ -297,15 +330,9 @@ impl Config {
                         "{at}, replicas: devices are named as well; name one twice for two processes"
                     )));
                 }
-                (None, Some(0)) => {
-                    return Err(Error::invalid(format!(
-                        "{at}, replicas: it was to run in 0 processes; give it at least 1"
-                    )));
-                }
-                (Some(devices), None) => devices,
-                (None, replicas) => vec![-1; replicas.unwrap_or(1)],
+                (devices, _) => devices,
             };
-            if self.on_cpu {
+            if let Some(devices) = devices.as_mut().filter(|_| self.on_cpu) {
                 devices.fill(-1);
             }
             let in_queue: Option<u32> = own.take("in_queue", "")?;
@@ -316,7 +343,11 @@ impl Config {
             params.extend(own.rest);
             let maker = maker(provider, known, &stage, Value::Object(params), lenient)
                 .map_err(|error| Error::invalid(format!("{at}, {error}")))?;
-            let mut group = QueueGroup::made_by(maker).devices(devices);
+            let group = QueueGroup::made_by(maker);
+            let mut group = match devices {
+                Some(devices) => group.devices(devices),
+                None => group.replicas(replicas.unwrap_or(1)),
+            };
             group.on_cpu = self.on_cpu;
             group.in_queue = in_queue;
             group.out_queues = out_queues;
@@ -325,6 +356,7 @@ impl Config {
             }
             step = step.group(group);
         }
+        step.groups_are_listed = are_listed;
         Ok(step)
     }
 }
@@ -336,6 +368,11 @@ fn configure(mut client: Client, value: Value) -> Result<Client> {
         client = client.poisson(milliseconds("client, mean_interval_ms", mean)?);
     }
     client.count = keys.take("count", "")?;
+    if client.count == Some(0) {
+        return Err(Error::invalid(
+            "client, count: 0 inputs were asked for; say at least 1, or leave it out to run until there are no more",
+        ));
+    }
     client.queue_size = keys.take("queue_size", "")?;
     client.policy = keys.take("backpressure", "")?.unwrap_or_default();
     if let Some(seed) = keys.take("seed", "")? {
@@ -348,6 +385,25 @@ fn configure(mut client: Client, value: Value) -> Result<Client> {
             CLIENT_KEYS.join(", "),
             did_you_mean(odd, CLIENT_KEYS)
         ))),
+    }
+}
+
+/// What is wrong with a text that is no TOML.
+fn toml_told(text: &str, error: &toml::de::Error) -> String {
+    let told = error.to_string().trim_end().to_owned();
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.and_then(|before| {
+        let number = before.matches('\n').count();
+        text.lines().nth(number)
+    });
+    // The parser takes the end of the line for a text without quotes.
+    let key = line.and_then(|line| line.split('#').next()?.trim().strip_suffix('='));
+    match key.map(str::trim) {
+        Some(key) if !key.contains('=') => {
+            let place = told.lines().next().unwrap_or_default();
+            format!("{place}: {key} has no value; a number stands as it is, a text in quotes")
+        }
+        _ => told,
     }
 }
 
@@ -375,50 +431,15 @@ fn names(steps: &Value) -> Vec<String> {
 
 fn milliseconds(at: &str, ms: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(ms / 1e3)
-        .map_err(|error| Error::invalid(format!("{at}: {ms} milliseconds: {error}")))
+        .map_err(|error| Error::invalid(format!("{at}: {ms:?} milliseconds: {error}")))
 }
 
-/// The keys of a table, taken out one after the other.
-struct Keys<'a> {
-    at: &'a str,
-    rest: Map<String, Value>,
-}
-
-impl<'a> Keys<'a> {
-    fn of(value: &Value, at: &'a str) -> Result<Self> {
-        match value.as_object() {
-            Some(map) => Ok(Self {
-                at,
-                rest: map.clone(),
-            }),
-            None => Err(Error::invalid(format!(
-                "{at}: a table of keys was expected"
-            ))),
-        }
-    }
-
-    /// The value of a key, by its own name or RnB's.
-    fn take<T: DeserializeOwned>(&mut self, key: &str, rnb: &str) -> Result<Option<T>> {
-        let (name, value) = match (self.rest.remove(key), self.rest.remove(rnb)) {
-            (None, None) => return Ok(None),
-            (Some(value), None) => (key, value),
-            (None, Some(value)) => (rnb, value),
-            (Some(_), Some(_)) if key == rnb => return Ok(None),
-            (Some(_), Some(_)) => {
-                return Err(Error::invalid(format!(
-                    "{}, {key}: {rnb} says the same; leave one out",
-                    self.at
-                )));
-            }
-        };
-        serde_json::from_value(value)
-            .map(Some)
-            .map_err(|error| Error::invalid(format!("{}, {name}: {error}", self.at)))
-    }
-
-    fn need<T: DeserializeOwned>(&mut self, key: &str, rnb: &str) -> Result<T> {
-        let at = self.at.to_owned();
-        self.take(key, rnb)?
-            .ok_or_else(|| Error::invalid(format!("{at}, {key}: it is missing")))
+/// A time that something may take.
+fn limit(at: &str, ms: f64) -> Result<Duration> {
+    match milliseconds(at, ms)? {
+        Duration::ZERO => Err(Error::invalid(format!(
+            "{at}: {ms:?} milliseconds are no time to do anything in; leave it out for no limit"
+        ))),
+        limit => Ok(limit),
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::card::Card;
 use crate::home::Home;
-use crate::input::numel;
-use crate::item::{FULL, Item, Member, Share, View, divide};
+use crate::item::{FULL, Item, Member, Portion, Share, View, divide};
+use crate::reading::numel;
 
 /// Gives an output its number, and its part of the weight of what it was made of.
 pub(crate) fn descend(
@@ -34,17 +34,27 @@ pub(crate) fn descend(
         }
         [one] => {
             let (nth, members) = one.derive();
-            let (id, part, parts) = one.identity();
+            let (
+                id,
+                Portion {
+                    part,
+                    parts,
+                    copy,
+                    copies,
+                },
+            ) = (one.item, one.portion());
             item.members = members;
             if nth == 0 {
                 (item.id, item.part, item.parts) = (id, part, parts);
+                (item.copy, item.copies) = (copy, copies);
+                one.goes_on();
             } else {
                 item.id = fresh();
                 item.parents = vec![id];
             }
         }
         several => {
-            let (id, _, parts) = several[0].identity();
+            let (id, first) = (several[0].item, several[0].portion());
             let mut ids: Vec<u64> = Vec::new();
             for card in several {
                 let of_card = card.identity().0;
@@ -63,8 +73,11 @@ pub(crate) fn descend(
                 }
             }
             // All segments of one item: it is whole again.
-            if ids.len() == 1 && several.len() as u32 == parts {
+            if ids.len() == 1 && several.len() as u32 == first.parts {
                 item.id = id;
+                (item.copy, item.copies) = (first.copy, first.copies);
+                let same = |card: &&&Arc<Card>| card.portion().copies() == first.copies();
+                several.iter().filter(same).for_each(|card| card.goes_on());
             } else {
                 item.id = fresh();
                 item.parents = ids;

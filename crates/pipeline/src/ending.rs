@@ -1,17 +1,22 @@
 //! The end of a run: what it came to, for whoever joins it and for its directory.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use shm_core::clock::now_ns;
 
 use crate::account::Items;
+use crate::board::{ENDING, State};
 use crate::check::{in_queue, out_queues, slots};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::run::{ProcessReport, Report, Termination, seconds};
 use crate::runner::{Runner, unix_ns};
 use crate::wiring::Wiring;
+
+/// How long the client's iterator may take to come back where nothing is said, as long as processes have to end.
+const GRACE: Duration = Duration::from_secs(3);
 
 impl Runner {
     /// Waits for the client, writes the run directory, and says what the run came to.
@@ -19,14 +24,20 @@ impl Runner {
         self.progress.stop.store(true, Ordering::Relaxed);
         // The queue before the first step ends with the client's hold on it.
         self.wiring.let_go(|_| true, |_| true);
-        while self.client.is_some() {
-            self.hear();
-            self.look_after_client();
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.wait_for_client();
         self.hear();
-        let failed = self.error.is_some();
-        let items = self.account.close(failed);
+        let in_hand = self.failed_rank.map_or(0, |rank| self.in_hand(rank));
+        if let Some(rank) = self.failed_rank {
+            self.counts[rank].failed += in_hand;
+        }
+        let mut items = self.account.close(self.error.is_some(), in_hand);
+        if self.error.is_none() {
+            self.error = self
+                .never_whole()
+                .or_else(|| self.fell_short(items.completed));
+        }
+        let ranks = 0..self.wiring.seats.len() as u32;
+        items.late = ranks.map(|rank| self.wiring.board.late(rank)).sum();
         let ended_ns = now_ns();
         let termination = match (&self.error, self.count) {
             (Some(error), _) => Termination::of(error),
@@ -60,6 +71,98 @@ impl Runner {
             processes,
             started_ns: started.map(|(clock, _)| clock),
             ended_ns,
+        }
+    }
+
+    /// What there is to be told of items that never were whole again. A death may have taken segments with it: those are
+    /// counted, and were expected.
+    fn never_whole(&self) -> Option<Error> {
+        let items = self.account.incomplete();
+        if items == 0 || self.wiring.board.deaths() > 0 {
+            return None;
+        }
+        Some(Error::new(
+            ErrorKind::Incomplete,
+            format!(
+                "{items} items never came whole: {} had some of their segments and waited in vain for the others; a stage \
+                 before made nothing of those, or they went to another process",
+                self.waited_in_vain()
+            ),
+        ))
+    }
+
+    /// The processes that had segments whose others never came.
+    fn waited_in_vain(&self) -> String {
+        let waited = self.wiring.seats.iter().zip(&self.counts);
+        let waited: Vec<_> = waited
+            .filter(|(_, counts)| counts.incomplete > 0)
+            .map(|(seat, _)| format!("{:?}", seat.name))
+            .collect();
+        waited.join(", ")
+    }
+
+    /// What there is to be told where the input was ended before its target, since all that was offered was held by
+    /// processes that waited for more of it, and some of that never came, in a run in which processes were killed.
+    fn fell_short(&self, completed: u64) -> Option<Error> {
+        let count = self.count.filter(|&count| completed < count)?;
+        if !self.progress.enough.load(Ordering::Relaxed) || self.wiring.board.deaths() == 0 {
+            return None;
+        }
+        // Of what a stage made nothing of all is back; of what went with a process it is not, unless some came twice.
+        let why = match self.account.incomplete() {
+            0 => "which went with processes that were killed".to_owned(),
+            items => format!(
+                "and that never did: {items} items never came whole, since a stage before made nothing of some of their \
+                 segments, or those went with processes that were killed, and {} waited for them in vain",
+                self.waited_in_vain()
+            ),
+        };
+        Some(Error::new(
+            ErrorKind::Incomplete,
+            format!(
+                "{completed} inputs were finished, and not {count}: processes held all others until more of them would come, {why}"
+            ),
+        ))
+    }
+
+    /// Waits for the client's thread, which was told to stop, as long as it may take for that. One that is in its iterator
+    /// for longer is left to itself: nothing of the run depends on it any more.
+    pub(crate) fn wait_for_client(&mut self) {
+        let since = Instant::now();
+        let grace = self.grace.unwrap_or(GRACE);
+        while self.client.is_some() {
+            self.hear();
+            self.look_after_client();
+            if since.elapsed() >= grace || self.wanted() > 1 {
+                if self.client.take().is_some() {
+                    tracing::warn!(
+                        "the iterator that makes the inputs has not come back; the run ends without it"
+                    );
+                }
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub(crate) fn look_after_client(&mut self) {
+        if !self.client.as_ref().is_some_and(JoinHandle::is_finished) {
+            return;
+        }
+        let Some(client) = self.client.take() else {
+            return;
+        };
+        let answer = client.join().unwrap_or_else(|_| {
+            // Its thread catches what the iterator does.
+            let told = "the thread that feeds the first step ended unexpectedly";
+            Err(Error::new(ErrorKind::Process, told))
+        });
+        match answer {
+            // That nobody takes its inputs has a reason, which is told by whoever it happened to.
+            Err(error) if !crate::client::follows(&error) => {
+                self.fail(crate::client::client_failed(error));
+            }
+            _ => {}
         }
     }
 
@@ -101,6 +204,7 @@ impl Runner {
                 "device": process.device,
                 "name": process.name,
                 "restarts": process.restarts,
+                "replaced": process.replaced,
                 "inputs": process.inputs(),
                 "outputs": process.outputs(),
             })).collect::<Vec<_>>(),
@@ -118,6 +222,23 @@ impl Runner {
             .sum()
     }
 
+    /// The same of one process: those that it was at, or holds.
+    pub(crate) fn in_hand(&self, rank: usize) -> u64 {
+        let (inputs, _) = self.wiring.board.counts(rank as u32);
+        inputs.saturating_sub(self.cards[rank])
+    }
+
+    /// The item that a process worked on when it ended, as far as the board tells.
+    pub(crate) fn last_item(&self, rank: usize) -> Option<u64> {
+        let (board, rank) = (&self.wiring.board, rank as u32);
+        let works = matches!(
+            board.state(rank),
+            State::Working | State::WaitsForSlot | State::WaitsForRoom(_)
+        );
+        let item = board.item(rank);
+        (works && board.counts(rank).0 > 0 && item != ENDING).then_some(item)
+    }
+
     fn process_reports(&self) -> Vec<ProcessReport> {
         (0..self.wiring.seats.len())
             .map(|rank| self.process_report(rank))
@@ -133,9 +254,12 @@ impl Runner {
             device: seat.device,
             replica: seat.replica,
             restarts: self.restarts[rank],
-            counts: self.wiring.board.counts(rank as u32),
+            replaced: self.replaced[rank].clone(),
+            counts: self.counts[rank],
+            noted: self.wiring.board.counts(rank as u32),
             outcome: self.outcomes[rank].clone(),
         }
+        .close()
     }
 
     fn steps_json(&self) -> serde_json::Value {

@@ -43,6 +43,8 @@ pub enum ErrorKind {
     Interrupted,
     /// The run, or one item in a step, took longer than its limit.
     TimedOut,
+    /// Items never came whole to a stage that waits for all of their segments.
+    Incomplete,
     /// A file of a run could not be read or written.
     File,
     /// A slot on a device: the source says more.

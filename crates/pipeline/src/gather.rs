@@ -10,7 +10,8 @@ use crate::pool::OutputSlot;
 /// Holds segments until all of their item are there.
 ///
 /// A segment that has to wait for others is copied and its slot given back, so that a few slots suffice however the
-/// segments come; the last of an item stays where it is. [`in_place`](Self::in_place) copies none.
+/// segments come; the last of an item stays where it is. [`in_place`](Self::in_place) copies none. What still waits when this
+/// is dropped never came whole, and counts as [`Incomplete`](crate::Outcome::Incomplete).
 #[derive(Debug, Default)]
 pub struct Parts {
     waiting: HashMap<u64, Vec<Input>>,
@@ -28,10 +29,9 @@ impl Parts {
     /// segments of unfinished items.
     #[must_use]
     pub fn in_place() -> Self {
-        Self {
-            in_place: true,
-            ..Self::default()
-        }
+        let mut parts = Self::new();
+        parts.in_place = true;
+        parts
     }
 
     /// Takes a segment. All of its item, in order, once they are there; an item that was not divided at once.
@@ -61,10 +61,12 @@ impl Parts {
             if !self.in_place {
                 input.detach()?;
             }
+            input.waits_for_parts(true);
             waiting.push(input);
             return Ok(None);
         }
         let mut whole = self.waiting.remove(&item).unwrap_or_default();
+        whole.iter().for_each(|input| input.waits_for_parts(false));
         whole.push(input);
         whole.sort_by_key(Input::part);
         Ok(Some(whole))
@@ -74,6 +76,15 @@ impl Parts {
     #[must_use]
     pub fn incomplete(&self) -> usize {
         self.waiting.len()
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        for segment in self.waiting.values().flatten() {
+            segment.waits_for_parts(false);
+            segment.is_incomplete();
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What all parts of one process of a pipeline share: who it is, the board, and the way home for time cards.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +10,13 @@ use mp_queue::{Event, Sender};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
+use smallvec::SmallVec;
 
 use crate::board::{Board, Place, State};
-use crate::item::{FIRST_NEW, Item};
+use crate::call::Call;
+use crate::card::LetGo;
+use crate::item::{FIRST_NEW, Item, Portion, Share};
+use crate::process::Outcome;
 use crate::spec::{Layout, TensorSpec};
 use crate::tally::Tally;
 use crate::time_card::{Batch, Entry, Sample};
@@ -24,6 +29,9 @@ const PATIENCE_NS: u64 = 20_000_000;
 const SAMPLE_NS: u64 = 5_000_000;
 /// And so long they wait for others.
 const SAMPLES_NS: u64 = 100_000_000;
+
+/// What stands for the step of the client, which is in none.
+pub(crate) const CLIENT: u32 = u32::MAX;
 
 /// A process whose slots this one may read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -64,6 +72,11 @@ impl Upstreams {
     }
 }
 
+thread_local! {
+    /// Whether this thread calls the stage.
+    static CALLS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Home {
@@ -72,12 +85,16 @@ pub(crate) struct Home {
     pub(crate) device: i32,
     pub(crate) board: Board,
     pub(crate) upstream: Upstreams,
+    /// Whether a step behind restores the order, and is to know of each item what has become of it.
+    pub(crate) is_ordered: bool,
     /// Set when the process ends in failure: what it has is unfinished, and no card says otherwise.
     failing: AtomicBool,
     /// Where cards are written, for all but the client, which shares the life of who reads them.
     tally: Option<Tally>,
     /// How many parts of a slot it has.
     parts: Mutex<HashMap<Place, u32>>,
+    /// What the stage has let go of since it was called, and whether on the thread that called it.
+    call: Call<(LetGo, bool)>,
     log: Mutex<Log>,
 }
 
@@ -107,9 +124,11 @@ impl Home {
             device,
             board,
             upstream,
+            is_ordered: tombstones,
             failing: AtomicBool::new(false),
             tally,
             parts: Mutex::default(),
+            call: Call::default(),
             log: Mutex::new(Log {
                 to,
                 batch: Batch {
@@ -154,6 +173,18 @@ impl Home {
         self.board.let_go(place, self.rank);
     }
 
+    /// Lets go of references to slots that were not read, and wakes whose they are.
+    pub(crate) fn give_back(&self, shares: Vec<Share>) {
+        let owners: SmallVec<[u32; 4]> = shares.iter().map(|share| share.rank).collect();
+        // Before whoever is woken looks.
+        drop(shares);
+        for owner in owners {
+            if let Some(known) = self.upstream.get(owner) {
+                known.freed.set();
+            }
+        }
+    }
+
     /// From now on nothing that is dropped counts as done.
     pub(crate) fn fail(&self) {
         self.failing.store(true, Ordering::Relaxed);
@@ -161,6 +192,25 @@ impl Home {
 
     pub(crate) fn is_failing(&self) -> bool {
         self.failing.load(Ordering::Relaxed) || std::thread::panicking()
+    }
+
+    /// The stage is called, on this thread.
+    pub(crate) fn begin_call(&self) {
+        CALLS.set(true);
+        self.call.begin();
+    }
+
+    /// The stage has returned: what it has let go of meanwhile, and whether on this thread, to be [noted](LetGo::note) unless
+    /// it failed.
+    pub(crate) fn end_call(&self) -> Vec<(LetGo, bool)> {
+        self.call.end()
+    }
+
+    /// An item was let go of.
+    pub(crate) fn let_go_of(&self, item: LetGo) {
+        if let Some((item, _)) = self.call.keep((item, CALLS.get())) {
+            item.note(self);
+        }
     }
 
     /// Notes what became of an item.
@@ -207,15 +257,23 @@ impl Home {
     }
 
     /// An item ended here without an output. One with a number of its own nobody waits for.
-    pub(crate) fn note_gone(&self, id: u64, part: u32, parts: u32) {
+    pub(crate) fn note_gone(&self, id: u64, portion: Portion) {
         if id >= FIRST_NEW {
             return;
         }
         if let Some(tombstones) = &mut self.log.lock().tombstones {
+            let Portion {
+                part,
+                parts,
+                copy,
+                copies,
+            } = portion;
             tombstones.push(Item {
                 id,
                 part,
                 parts,
+                copy,
+                copies,
                 gone: true,
                 ..Item::default()
             });
@@ -233,13 +291,27 @@ impl Home {
     pub(crate) fn flush(&self) {
         self.log.lock().send();
     }
+
+    /// Sends what the process brings home, which nobody can take away from it then.
+    pub(crate) fn bring(&self, restarts: u32, outcome: Outcome) {
+        let mut log = self.log.lock();
+        log.batch.outcome = Some(Box::new((restarts, outcome)));
+        if log.send() {
+            self.board.set_brought(self.rank);
+        }
+    }
 }
 
 impl Log {
-    fn send(&mut self) {
+    /// Whether it was sent, or there was nothing to be sent.
+    fn send(&mut self) -> bool {
         let batch = &mut self.batch;
-        if batch.entries.is_empty() && batch.samples.is_empty() && batch.offered == 0 {
-            return;
+        if batch.entries.is_empty()
+            && batch.samples.is_empty()
+            && batch.offered == 0
+            && batch.outcome.is_none()
+        {
+            return true;
         }
         let rank = batch.rank;
         let full = std::mem::replace(
@@ -250,8 +322,10 @@ impl Log {
             },
         );
         // Whoever started the run reads all the time. If it is gone, this process is about to be, too.
-        if let Err(error) = self.to.put_timeout(full, Duration::from_secs(10)) {
+        let sent = self.to.put_timeout(full, Duration::from_secs(10));
+        if let Err(error) = &sent {
             tracing::warn!(%error, "time cards are lost");
         }
+        sent.is_ok()
     }
 }

@@ -4,200 +4,19 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use shm_core::Element;
 use shm_core::clock::now_ns;
-use shm_core::{Element, elements_of};
 
-use crate::board::Place;
 use crate::card::Card;
-use crate::device::{Copying, Memory, Store};
+use crate::device::{Memory, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
-use crate::item::{Attached, Item, Share, View};
+use crate::item::{Attached, Item, Share};
 use crate::output::Beside;
-use crate::spec::{Layout, TensorSpec};
+use crate::reading::Reading;
+use crate::spec::TensorSpec;
 use crate::time_card::Outcome;
 use crate::wire::Slim;
-
-/// The slot of what was copied out of one.
-const NO_SLOT: u32 = u32::MAX;
-
-/// A slot that this process reads.
-#[derive(Debug)]
-pub(crate) struct Reading {
-    home: Arc<Home>,
-    layout: Arc<Layout>,
-    /// `None` once it has been passed on.
-    held: Option<Held>,
-    copying: Copying,
-}
-
-/// The slot itself.
-#[derive(Debug)]
-struct Held {
-    place: Place,
-    store: Store,
-    views: Vec<View>,
-}
-
-impl Reading {
-    pub(crate) fn begin(home: &Arc<Home>, share: Share) -> Result<Self> {
-        let place = share.place();
-        let Share {
-            rank,
-            slot,
-            memory,
-            views,
-            ..
-        } = share;
-        let known = home.upstream.get(rank).ok_or_else(|| {
-            Error::invalid(format!(
-                "a slot of process {rank} arrived, which no step before this one has"
-            ))
-        })?;
-        let layout = Arc::clone(&known.layout);
-        let store = memory.open()?;
-        let all_within = || {
-            let mut pairs = views.iter().zip(&layout.tensors);
-            views.len() == layout.tensors.len()
-                && pairs.all(|(view, place)| {
-                    numel(&view.shape)
-                        .and_then(|numel| numel.checked_add(view.start))
-                        .is_some_and(|end| end <= place.numel)
-                })
-        };
-        if store.len() < layout.bytes || !(views.is_empty() || all_within()) {
-            return Err(Error::invalid(format!(
-                "slot {slot} of process {rank} arrived with tensors that are not its own"
-            )));
-        }
-        home.hold(place, !views.is_empty());
-        let mut reading = Self {
-            home: Arc::clone(home),
-            layout,
-            held: Some(Held {
-                place,
-                store,
-                views,
-            }),
-            copying: Copying::default(),
-        };
-        let held = reading.held()?;
-        let brought = held
-            .store
-            .brought_to(home.device, &reading.layout, &held.views)?;
-        if let Some((store, copying)) = brought {
-            reading.replace(store);
-            reading.copying = copying;
-        }
-        Ok(reading)
-    }
-
-    fn held(&self) -> Result<&Held> {
-        self.held
-            .as_ref()
-            .ok_or_else(|| Error::invalid("a slot was read after it had been passed on"))
-    }
-
-    fn tensor<T: Element>(&self, index: usize) -> Result<&[T]> {
-        self.layout.place::<T>(index)?;
-        Ok(elements_of(self.bytes(index)?)?)
-    }
-
-    fn bytes(&self, index: usize) -> Result<&[u8]> {
-        let (store, range) = self.valid(index)?;
-        // In bounds: checked when it arrived.
-        Ok(store.bytes()?.get(range).unwrap_or(&[]))
-    }
-
-    /// Where the valid elements of a tensor lie.
-    fn valid(&self, index: usize) -> Result<(&Store, std::ops::Range<usize>)> {
-        let range = self.layout.at(index)?.bytes_of(self.view(index)?);
-        Ok((&self.held()?.store, range))
-    }
-
-    fn view(&self, index: usize) -> Result<&View> {
-        self.layout.at(index)?;
-        // As many as there are tensors: checked when it arrived.
-        let own = self.held()?.views.get(index);
-        Ok(own.unwrap_or(&self.layout.whole[index]))
-    }
-
-    /// Copies what is read into memory of its own, and lets go of the slot.
-    fn detach(&mut self) -> Result<()> {
-        let held = self.held()?;
-        if held.place.slot != NO_SLOT {
-            let copy = held.store.detached(&self.layout, &held.views)?;
-            self.replace(copy);
-        }
-        Ok(())
-    }
-
-    /// From now on a copy is read, and the slot given back.
-    fn replace(&mut self, store: Store) {
-        let Some(held) = &mut self.held else { return };
-        let copied = Held {
-            place: Place {
-                slot: NO_SLOT,
-                ..held.place
-            },
-            store,
-            views: held.views.clone(),
-        };
-        // What is replaced is let go of as if it were dropped.
-        drop(Self {
-            home: Arc::clone(&self.home),
-            layout: Arc::clone(&self.layout),
-            held: self.held.replace(copied),
-            copying: Copying::default(),
-        });
-    }
-
-    /// The slot itself, to be passed on to the next step.
-    pub(crate) fn pass_on(mut self) -> Result<Option<Share>> {
-        let Some(held) = self.held.take() else {
-            return Ok(None);
-        };
-        let Held {
-            place,
-            store,
-            views,
-        } = held;
-        let memory = store.send()?;
-        self.home.let_go(place, !views.is_empty());
-        Ok(Some(Share {
-            rank: place.rank,
-            slot: place.slot,
-            turn: place.turn,
-            memory,
-            views,
-        }))
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        let Some(Held {
-            place,
-            store,
-            views,
-        }) = self.held.take()
-        else {
-            return;
-        };
-        self.home.let_go(place, !views.is_empty());
-        drop(store);
-        // After the reference is gone: whoever is woken finds the slot free.
-        if let Some(known) = self.home.upstream.get(place.rank) {
-            known.freed.set();
-        }
-    }
-}
-
-pub(crate) fn numel(shape: &[usize]) -> Option<usize> {
-    shape
-        .iter()
-        .try_fold(1_usize, |all, &dim| all.checked_mul(dim))
-}
 
 /// One item, as a stage gets it. Its tensors are read where they were written; dropping it gives its slots back. A stage
 /// may keep it.
@@ -229,11 +48,7 @@ impl Input {
             .into_iter()
             .map(|share| Reading::begin(home, share))
             .collect::<Result<_>>()
-            .inspect_err(|error| {
-                if *error.kind() == ErrorKind::Lost {
-                    card.edit(|card| card.outcome = Outcome::Failed);
-                }
-            })?;
+            .inspect_err(|_| card.edit(|card| card.outcome = Outcome::Failed))?;
         Ok(Self {
             readings,
             card,
@@ -247,10 +62,9 @@ impl Input {
         })
     }
 
-    /// What is slim: one slot, and nothing beside it.
+    /// What is slim: one slot, and nothing beside it. When it was taken is said [later](Self::is_taken).
     pub(crate) fn of_slim(home: &Arc<Home>, slim: Slim, asked_ns: u64) -> Result<Self> {
-        let dequeued_ns = now_ns();
-        let card = Card::of_slim(home, &slim, dequeued_ns);
+        let card = Card::of_slim(home, &slim);
         let share = Share {
             rank: slim.place.rank,
             slot: slim.place.slot,
@@ -267,8 +81,17 @@ impl Input {
             attached: None,
             asked_ns,
             enqueued_ns: slim.enqueued,
-            dequeued_ns,
+            dequeued_ns: 0,
         })
+    }
+
+    /// The stage is about to be called with it. What no time has been taken of was taken for this call at once, and a look at
+    /// the clock costs a good part of a hand-over: it is taken now, and its card says so when the stage has returned.
+    #[inline]
+    pub(crate) fn is_taken(&mut self, now: u64) {
+        if self.dequeued_ns == 0 {
+            self.dequeued_ns = now;
+        }
     }
 
     pub(crate) fn card(&self) -> &Arc<Card> {
@@ -303,7 +126,8 @@ impl Input {
         }
     }
 
-    /// The item's number in the run.
+    /// The item's number in the run: an input's own, counted from 0, or one from 2^52 up for what was made on the way, such as
+    /// a batch of several inputs.
     #[must_use]
     pub fn item(&self) -> u64 {
         self.card.identity().0
@@ -403,28 +227,55 @@ impl Input {
     /// its producers can do without their slots.
     ///
     /// # Errors
-    /// When the arena has no room for the copy; the input stays as it was.
+    /// When the arena has no room for the copy; what was not copied stays as it was.
     pub fn detach(&mut self) -> Result<()> {
-        self.readings.iter_mut().try_for_each(Reading::detach)
+        if !self.readings.iter().any(Reading::is_in_a_slot) {
+            return Ok(());
+        }
+        let detached = self.readings.iter_mut().try_for_each(Reading::detach);
+        // What is kept for a process in this one's place keeps the slots, too.
+        if self.card.is_in_the_ledger() {
+            let shares = self.readings.iter().map(Reading::share);
+            let item = Item {
+                sequence: self.sequence,
+                tag: self.tag,
+                payload: self.payload.clone(),
+                attached: self.attached.clone(),
+                enqueued: self.enqueued_ns,
+                shares: shares.collect::<Result<_>>()?,
+                ..Item::default()
+            };
+            self.card.note_anew(item);
+        }
+        detached
     }
 
     /// The value beside the tensors, as the stage before or the client gave it.
     ///
     /// # Errors
-    /// When it does not read as a `P`; `()` where there is none.
+    /// When it does not read as a `P`, or something is left over; `()` where there is none.
     pub fn payload<P: DeserializeOwned>(&self) -> Result<P> {
-        postcard::from_bytes(&self.payload).map_err(|error| {
-            Error::caused(
-                ErrorKind::Result,
-                format!(
-                    "the {} bytes beside item {} do not read as {}",
-                    self.payload.len(),
-                    self.item(),
-                    std::any::type_name::<P>()
-                ),
-                error,
-            )
-        })
+        let (item, bytes) = (self.item(), self.payload.len());
+        let wanted = std::any::type_name::<P>();
+        let read = postcard::take_from_bytes(&self.payload);
+        let (value, left) = read.map_err(|error| {
+            let why = self.card.why_without(&self.payload);
+            let told = format!(
+                "the payload of item {item} ({bytes} bytes{why}) does not read as {wanted}"
+            );
+            Error::caused(ErrorKind::Result, told, error)
+        })?;
+        if left.is_empty() {
+            return Ok(value);
+        }
+        Err(Error::new(
+            ErrorKind::Result,
+            format!(
+                "the payload of item {item} was written as another type than {wanted}: of its {bytes} bytes {} are left \
+                 over",
+                left.len()
+            ),
+        ))
     }
 
     /// The value that the stage before [attached](crate::OutputSlot::attach), for whoever asks first: of several readers, or
@@ -463,10 +314,21 @@ impl Input {
         self.asked_ns
     }
 
-    /// When this process got it.
+    /// When this process got it; where the stage was called with it at once, when that was.
     #[must_use]
     pub fn dequeued_ns(&self) -> u64 {
         self.dequeued_ns
+    }
+
+    /// It waits for the other segments of its item from now on, or no longer.
+    pub(crate) fn waits_for_parts(&self, waits: bool) {
+        let home = &self.card.home;
+        home.board.hold_parts(home.rank, if waits { 1 } else { -1 });
+    }
+
+    /// It waited in vain for the other segments of its item.
+    pub(crate) fn is_incomplete(&self) {
+        self.card.edit(|card| card.outcome = Outcome::Incomplete);
     }
 
     /// Notes in its time card that what had to be copied to or from a device is there.

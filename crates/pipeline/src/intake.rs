@@ -1,6 +1,5 @@
 //! Where a process gets its items from: a queue, in the order in which they come or in that of their numbers.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -10,12 +9,13 @@ use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
 use shm_core::message::Incoming;
 
-use crate::board::State;
-use crate::error::{ErrorKind, Result};
+use crate::board::{Help, State};
+use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
 use crate::input::Input;
-use crate::item::{FIRST_NEW, Item};
+use crate::item::Item;
 use crate::ledger::{Ledger, Receipt};
+use crate::order::Order;
 use crate::wire::{self, Came};
 
 /// In which order a process gets its items.
@@ -23,12 +23,11 @@ use crate::wire::{self, Came};
 pub(crate) enum Sequence {
     /// As they come.
     AsTheyCome,
-    /// By their numbers, each of which comes, or a place holder for it.
-    ByNumber,
-    /// By their numbers, of which some may be lost on the way. Place holders tell of what ended on its way, but not of what a
-    /// killed process had in hand, or what was given up where a queue was full: so whoever supervises the run tells this
-    /// process when nothing before what it keeps back can come any more.
-    ByNumberWithGaps,
+    /// By their numbers. Place holders tell of what ended on its way, but not of what a killed process had in hand, or what
+    /// was given up where a queue was full: so whoever supervises the run tells this process when nothing before what it
+    /// keeps back can come any more, and also when it keeps slots that others need to go on. Of items so many may be on
+    /// their way at once.
+    ByNumber { ahead: u64 },
 }
 
 /// What came.
@@ -45,12 +44,14 @@ pub(crate) enum Next {
 /// A wait that is longer than this is used to send time cards home.
 const SOON: Duration = Duration::from_millis(5);
 
-type Noted = (Item, Option<Receipt>, u64);
+/// So soon whoever supervises a run ends it when a process has failed.
+const FAILURES_ARE_TOLD: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub(crate) struct Intake {
     lane: u32,
     from: Receiver<Item>,
+    writers: Vec<u32>,
     sequence: Sequence,
     /// Unless they are taken as they come.
     order: Option<Order>,
@@ -60,18 +61,9 @@ pub(crate) struct Intake {
     ended: bool,
 }
 
-/// Items that wait for those before them, by number and part.
-#[derive(Default)]
-struct Order {
-    next: (u64, u32),
-    /// One of a number may have come twice: from a process that was killed and from its replacement, or on two ways.
-    waiting: BTreeMap<(u64, u32), VecDeque<Noted>>,
-}
-
 impl Intake {
     pub(crate) fn new(
-        lane: u32,
-        from: Receiver<Item>,
+        (lane, from, writers): (u32, Receiver<Item>, Vec<u32>),
         sequence: Sequence,
         ledger: Ledger,
         backlog: Vec<Item>,
@@ -79,6 +71,7 @@ impl Intake {
         Self {
             lane,
             from,
+            writers,
             sequence,
             order: (sequence != Sequence::AsTheyCome).then(Order::default),
             ledger,
@@ -94,7 +87,7 @@ impl Intake {
                 && let Some((item, receipt, asked)) = order.take(self.ended)
             {
                 if item.gone {
-                    home.note_gone(item.id, item.part, item.parts);
+                    home.note_gone(item.id, item.portion());
                     return Ok(Next::Gone);
                 }
                 match kept(home, item, asked, receipt) {
@@ -118,10 +111,11 @@ impl Intake {
                 }
                 Ok(Some(came)) => Item::from(came),
                 Ok(None) => {
-                    self.order.as_mut().into_iter().for_each(Order::pass_over);
+                    self.be_helped(home)?;
                     continue;
                 }
                 Err(error) if error.is_closed() => {
+                    self.look_for_end(home)?;
                     self.ended = true;
                     continue;
                 }
@@ -132,10 +126,9 @@ impl Intake {
             };
             let receipt = self.ledger.note(&item);
             match &mut self.order {
-                // One with a number of its own nobody waits for: it comes behind what it was made of.
-                Some(order) if item.id < FIRST_NEW => order.keep(home, (item, receipt, asked)),
+                Some(order) if Order::numbers(&item) => order.keep(home, (item, receipt, asked)),
                 _ if item.gone => {
-                    home.note_gone(item.id, item.part, item.parts);
+                    home.note_gone(item.id, item.portion());
                     return Ok(Next::Gone);
                 }
                 _ => match Input::new(home, item, asked, receipt) {
@@ -146,7 +139,49 @@ impl Intake {
         }
     }
 
-    /// The next item of the queue; `None`: what those that are kept back wait for can't come.
+    /// Nobody can put any more, so all who did have returned; or else they have failed, or were ended with the run. A stage
+    /// that took that for the end of its input would finish what it holds, or not, as it happens. Who failed is told by its own
+    /// failure, which ends the run soon.
+    ///
+    /// # Errors
+    /// When the run is ended before its time.
+    fn look_for_end(&self, home: &Home) -> Result<()> {
+        let since = Instant::now();
+        while !home.board.ends_early() {
+            if self.writers.iter().all(|&rank| home.board.is_done(rank)) {
+                return Ok(());
+            }
+            if since.elapsed() > FAILURES_ARE_TOLD {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(Error::new(
+            ErrorKind::Interrupted,
+            "the run is ended before its time",
+        ))
+    }
+
+    /// Does what whoever supervises the run says, who sees more.
+    fn be_helped(&mut self, home: &Home) -> Result<()> {
+        let (Some(order), Sequence::ByNumber { ahead }) = (&mut self.order, self.sequence) else {
+            return Ok(());
+        };
+        let lossy = home.board.is_lossy();
+        let may_come = !lossy || order.stalled() < ahead;
+        match home.board.help(home.rank) {
+            None => {}
+            Some(Help::MakeRoom) => order.make_room(home)?,
+            Some(Help::MakeRoomOrPass) if order.kept().1 > 0 && may_come => {
+                order.make_room(home)?;
+            }
+            Some(Help::MakeRoomOrPass) if !lossy => {}
+            Some(Help::MakeRoomOrPass | Help::Pass) => order.pass_over(),
+        }
+        Ok(())
+    }
+
+    /// The next item of the queue; `None`: there is help.
     fn get(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Option<Came>> {
         match wire::take(&self.from, Deadline::Now) {
             Err(error) if *error.kind() == QueueErrorKind::Empty => self.wait(home, until),
@@ -155,37 +190,33 @@ impl Intake {
     }
 
     fn wait(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Option<Came>> {
-        let keeps = self
-            .order
-            .as_ref()
-            .map_or(0, |order| order.waiting.len())
-            .min(match self.sequence {
-                Sequence::ByNumberWithGaps => usize::MAX,
-                Sequence::AsTheyCome | Sequence::ByNumber => 0,
-            });
-        home.board.set_kept(home.rank, keeps);
-        let waits = State::WaitsForInput(self.lane);
+        let kept = self.order.as_ref().map_or((0, 0), Order::kept);
+        home.board.set_kept(home.rank, kept, until.is_some());
+        // Who goes on at that time by itself is in no knot, unless it may be helped out of it.
+        let waits = match until {
+            Some(_) if kept.0 == 0 => State::Pauses,
+            _ => State::WaitsForInput(self.lane),
+        };
         home.enter(waits);
         // Time cards go home while there is nothing else to do, but not before each of many short waits.
         let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
         let soon = left().map_or(SOON, |left| left.min(SOON));
-        match take_waiting(&self.from, Deadline::after(soon), home, waits) {
+        let take = |deadline| take_waiting(&self.from, deadline, home, waits, self.order.is_some());
+        match take(Deadline::after(soon)) {
             Err(error) if *error.kind() == QueueErrorKind::TimedOut => home.flush(),
             answer => return answer,
         }
         let Some(left) = left() else {
-            return take_waiting(&self.from, Deadline::Never, home, waits);
+            return take(Deadline::Never);
         };
-        // Who goes on at that time by itself is in no knot, unless it may be helped out of it.
-        let waits = if keeps == 0 { State::Pauses } else { waits };
         home.board.show(home.rank, waits);
-        take_waiting(&self.from, Deadline::after(left), home, waits)
+        take(Deadline::after(left))
     }
 }
 
 /// As [`wire::take`], for a process that shows on the board that it waits: it is shown as pausing before it takes anything, so
-/// that whoever sees it wait after the queue was empty knows that it has nothing. `None`: it was told to wait no longer for
-/// what is before the items that it keeps back.
+/// that whoever sees it wait after the queue was empty knows that it has nothing. `None`: there is [`Help`], which only who
+/// keeps items back may get.
 ///
 /// # Errors
 /// As [`wire::take`].
@@ -194,18 +225,21 @@ fn take_waiting(
     deadline: Deadline,
     home: &Home,
     waits: State,
+    keeps_back: bool,
 ) -> mp_queue::Result<Option<Came>> {
     let mut message = Incoming::default();
     let board = &home.board;
-    let may_pass = || {
-        // Between what was set before this wait was woken, and what it sees.
-        fence(Ordering::SeqCst);
-        let may = board.may_pass(home.rank);
+    let is_helped = || {
+        let is_helped = keeps_back && {
+            // Between what was set before this wait was woken, and what it sees.
+            fence(Ordering::SeqCst);
+            board.help(home.rank).is_some()
+        };
         board.show(home.rank, State::Pauses);
-        may
+        is_helped
     };
     let in_vain = || board.show(home.rank, waits);
-    let taken = from.take_unless(deadline, &mut message, may_pass, in_vain);
+    let taken = from.take_unless(deadline, &mut message, is_helped, in_vain);
     Ok(if taken? {
         Some(wire::came(message)?)
     } else {
@@ -217,7 +251,7 @@ fn take_waiting(
 fn kept(home: &Arc<Home>, item: Item, asked: u64, receipt: Option<Receipt>) -> Result<Input> {
     let places = item.shares.iter();
     let places: Vec<_> = places
-        .map(|share| (share.place(), !share.views.is_empty()))
+        .map(|share| (share.place(), share.is_part()))
         .collect();
     let input = Input::new(home, item, asked, receipt);
     for (place, is_part) in places {
@@ -227,100 +261,4 @@ fn kept(home: &Arc<Home>, item: Item, asked: u64, receipt: Option<Receipt>) -> R
         }
     }
     input
-}
-
-impl Order {
-    fn keep(&mut self, home: &Home, noted: Noted) {
-        for share in &noted.0.shares {
-            home.hold(share.place(), !share.views.is_empty());
-        }
-        self.put(noted);
-    }
-
-    fn put(&mut self, noted: Noted) {
-        let key = (noted.0.id, noted.0.part);
-        self.waiting.entry(key).or_default().push_back(noted);
-    }
-
-    /// Waits for those before the first no longer.
-    fn pass_over(&mut self) {
-        if let Some((&first, _)) = self.waiting.first_key_value() {
-            self.next = first;
-        }
-    }
-
-    /// The next in order; when no more can come, whatever is next.
-    fn take(&mut self, ended: bool) -> Option<Noted> {
-        let mut first = self.waiting.first_entry()?;
-        // What is before the next has been waited for already: an item that was delivered twice.
-        if *first.key() > self.next && !ended {
-            return None;
-        }
-        let taken = first.get_mut().pop_front();
-        if first.get().is_empty() {
-            first.remove();
-        }
-        let (item, receipt, asked) = taken?;
-        if (item.id, item.part) >= self.next {
-            self.next = if item.part + 1 < item.parts {
-                (item.id, item.part + 1)
-            } else {
-                (item.id.saturating_add(1), 0)
-            };
-        }
-        Some((item, receipt, asked))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn items_come_in_order_with_their_segments_and_without_those_that_ended() {
-        let mut order = Order::default();
-        let mut seen = Vec::new();
-        let put = |order: &mut Order, id, part, gone| {
-            let item = Item {
-                id,
-                part,
-                parts: 2,
-                gone,
-                ..Item::default()
-            };
-            order.put((item, None, 0));
-        };
-        let mut take = |order: &mut Order, ended| {
-            while let Some((item, ..)) = order.take(ended) {
-                seen.push((item.id, item.part));
-            }
-        };
-        for (id, part, gone) in [
-            (1, 0, false),
-            (0, 1, false),
-            (2, 1, true),
-            (0, 0, false),
-            (2, 0, true),
-            (1, 1, false),
-            (4, 0, false),
-            (4, 0, false),
-        ] {
-            put(&mut order, id, part, gone);
-            take(&mut order, false);
-        }
-        take(&mut order, true);
-        assert_eq!(
-            seen,
-            [
-                (0, 0),
-                (0, 1),
-                (1, 0),
-                (1, 1),
-                (2, 0),
-                (2, 1),
-                (4, 0),
-                (4, 0)
-            ]
-        );
-    }
 }

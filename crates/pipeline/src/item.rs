@@ -54,6 +54,9 @@ pub(crate) struct View {
     pub(crate) shape: Vec<usize>,
 }
 
+/// The slot of what was copied out of one.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
 /// A slot that an item is in.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Share {
@@ -68,6 +71,16 @@ pub(crate) struct Share {
 }
 
 impl Share {
+    /// Whether only a part of the slot belongs to the item, so that it may have several.
+    pub(crate) fn is_part(&self) -> bool {
+        !self.views.is_empty()
+    }
+
+    /// Whether it is in a slot of the arena: what was copied out of one is not, and what lies on a device is not looked at.
+    pub(crate) fn is_in_a_slot(&self) -> bool {
+        self.slot != NO_SLOT && self.memory.host().is_some()
+    }
+
     pub(crate) fn place(&self) -> Place {
         Place {
             rank: self.rank,
@@ -87,6 +100,9 @@ pub(crate) struct Item {
     /// Which part of the item this is, of how many.
     pub(crate) part: u32,
     pub(crate) parts: u32,
+    /// Which copy of it this is, of how many, where each reader got one and somebody restores the order; 0 of 0 is all.
+    pub(crate) copy: u32,
+    pub(crate) copies: u32,
     /// The items it was made of, where it does not go on under their number.
     pub(crate) parents: Vec<u64>,
     pub(crate) members: Vec<Member>,
@@ -102,6 +118,57 @@ pub(crate) struct Item {
     /// A value with tensors of its own.
     pub(crate) attached: Option<Box<Attached>>,
     pub(crate) shares: Vec<Share>,
+}
+
+/// Which portion of an item something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Portion {
+    pub(crate) part: u32,
+    pub(crate) parts: u32,
+    pub(crate) copy: u32,
+    pub(crate) copies: u32,
+}
+
+/// All of an item.
+pub(crate) const ALL: u64 = 1 << 62;
+
+impl Portion {
+    /// From where to where it goes along the first dimension, of [`ALL`].
+    pub(crate) fn segment(&self) -> (u64, u64) {
+        range(self.part, self.parts)
+    }
+
+    /// From where to where it goes among the copies, of [`ALL`].
+    pub(crate) fn copies(&self) -> (u64, u64) {
+        range(self.copy, self.copies)
+    }
+}
+
+/// However often something is divided, the end of a part is where the next begins.
+fn range(part: u32, parts: u32) -> (u64, u64) {
+    let parts = u128::from(parts.max(1));
+    let at = |part: u32| (u128::from(part) * u128::from(ALL) / parts).min(u128::from(ALL)) as u64;
+    (at(part), at(part.saturating_add(1)))
+}
+
+impl Item {
+    pub(crate) fn portion(&self) -> Portion {
+        Portion {
+            part: self.part,
+            parts: self.parts,
+            copy: self.copy,
+            copies: self.copies,
+        }
+    }
+
+    /// One of `n` copies, the `nth` from 0, of what this is.
+    pub(crate) fn copy_for(&self, nth: u32, n: u32) -> Self {
+        let mut copy = self.clone();
+        if let Some(copies) = self.copies.max(1).checked_mul(n) {
+            (copy.copy, copy.copies) = (self.copy * n + nth, copies);
+        }
+        copy
+    }
 }
 
 /// The share of the `nth` thing (from 1) that is made of something with this weight left. However many come, more than

@@ -39,10 +39,22 @@ impl Ledger {
         self.places.is_empty()
     }
 
-    /// Notes an item. `None` where there is no place left: a stage keeps more items than can be looked after.
+    /// Notes an item. `None` where there is no place left but the one for [changes](Receipt::change): a stage keeps more items
+    /// than can be looked after.
     pub(crate) fn note(&self, item: &Item) -> Option<Receipt> {
-        let place = self.free.lock().pop()?;
+        self.note_if(item, |free| free > 1)
+    }
+
+    fn note_if(&self, item: &Item, is_enough: impl Fn(usize) -> bool) -> Option<Receipt> {
+        let place = {
+            let mut free = self.free.lock();
+            if !is_enough(free.len()) {
+                return None;
+            }
+            free.pop()?
+        };
         if self.places[place].try_put(item.clone()).is_err() {
+            self.free.lock().push(place);
             return None;
         }
         Some(Receipt {
@@ -53,6 +65,29 @@ impl Ledger {
 }
 
 impl Receipt {
+    /// Notes another item in place of this one, which is what it is now. Killed in between, both are there.
+    pub(crate) fn change(&mut self, item: &Item) {
+        if let Some(changed) = self.ledger.note_if(item, |free| free > 0) {
+            *self = changed;
+        } else if let Some(place) = self.place {
+            // Others change theirs just now.
+            let _ = self.ledger.places[place].try_get();
+            let _ = self.ledger.places[place].try_put(item.clone());
+        }
+    }
+
+    /// Takes the item out. It may have been the last that kept slots of others.
+    pub(crate) fn take_out(mut self) -> Option<Item> {
+        self.close()
+    }
+
+    fn close(&mut self) -> Option<Item> {
+        let place = self.place.take()?;
+        let item = self.ledger.places[place].try_get().ok();
+        self.ledger.free.lock().push(place);
+        item
+    }
+
     /// Leaves the item there for whoever comes after.
     pub(crate) fn leave(mut self) {
         self.place = None;
@@ -61,9 +96,6 @@ impl Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            let _ = self.ledger.places[place].try_get();
-            self.ledger.free.lock().push(place);
-        }
+        drop(self.close());
     }
 }

@@ -1,7 +1,7 @@
 //! Where a stage puts its results.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mp_queue::{ErrorKind as QueueErrorKind, WaitPolicy};
 use serde::Serialize;
@@ -35,6 +35,8 @@ pub struct Output {
     /// The item that the stage was called for.
     current: Option<Arc<Card>>,
     published: u64,
+    /// Whether the stage finishes: nothing newer comes.
+    finishes: bool,
     /// Slots that were given new memory.
     renewed: u64,
     /// When the stage began to make the next output, where it makes them of nothing.
@@ -67,6 +69,7 @@ impl Output {
             policy,
             current: None,
             published: 0,
+            finishes: false,
             renewed: 0,
             called: 0,
             looking: Looking::new(wait),
@@ -81,6 +84,11 @@ impl Output {
 
     pub(crate) fn take_current(&mut self) -> Option<Arc<Card>> {
         self.current.take()
+    }
+
+    /// The stage finishes from now on.
+    pub(crate) fn note_finishes(&mut self) {
+        self.finishes = true;
     }
 
     /// The stage is called, or goes on.
@@ -101,10 +109,10 @@ impl Output {
     /// left; `PeerFailed` when a process failed; in a step without tensors or without a next step.
     pub fn loan(&mut self) -> Result<OutputSlot> {
         let pool = self.pool.clone().ok_or_else(|| {
-            Error::invalid(
-                "a slot was asked for in a step that has none: its output_spec names no tensors, or it is the last; \
-                 without tensors, use `send`",
-            )
+            Error::invalid(match self.has_next() {
+                true => "a slot was asked for in a step whose output_spec names no tensors; without tensors, use `send`",
+                false => "a slot was asked for in the last step: nobody takes its outputs (`has_next`)",
+            })
         })?;
         let asked = now_ns();
         let slot = match pool.take() {
@@ -160,6 +168,8 @@ impl Output {
                     ),
                 ));
             }
+            // What comes last has nothing behind it that it would hold up.
+            Backpressure::DropNewest if self.finishes => {}
             Backpressure::DropNewest => return Ok(None),
             Backpressure::DropOldest => {
                 while self
@@ -187,7 +197,9 @@ impl Output {
     fn sleep_for_slot(&mut self, pool: &Arc<Pool>) -> Result<Option<OutputSlot>> {
         let home = Arc::clone(&self.home);
         let mut lost = Vec::new();
+        let mut looked = Instant::now();
         loop {
+            let question = home.board.asked(home.rank);
             // Cleared before the look: what is freed afterwards sets it again.
             pool.freed.clear();
             if let Some(router) = &self.router {
@@ -203,20 +215,22 @@ impl Output {
                 )
                 .into());
             }
+            let seen = self.lost_slots(pool);
+            if seen.is_empty() {
+                home.board.answer(home.rank, question);
+            }
+            if looked.elapsed() >= SLICE {
+                looked = Instant::now();
+                home.flush();
+                let is_lost = |slot: u32| seen.contains(&slot) && lost.contains(&slot);
+                if pool.renew(&home.board, is_lost)? {
+                    self.renewed += 1;
+                }
+                lost = seen;
+            }
             match pool.freed.wait_timeout(SLICE) {
                 Ok(()) => {}
-                Err(error) if *error.kind() == QueueErrorKind::TimedOut => {
-                    home.flush();
-                    let seen = self.lost_slots(pool);
-                    if seen.iter().any(|slot| lost.contains(slot))
-                        && pool.renew(&home.board, |slot| {
-                            seen.contains(&slot) && lost.contains(&slot)
-                        })?
-                    {
-                        self.renewed += 1;
-                    }
-                    lost = seen;
-                }
+                Err(error) if *error.kind() == QueueErrorKind::TimedOut => {}
                 Err(error) => break Err(error.into()),
             }
         }
@@ -242,7 +256,7 @@ impl Output {
     /// another process.
     pub fn publish(&mut self, slot: OutputSlot) -> Result<()> {
         let current = self.current.clone();
-        self.publish_slot(slot, &current.iter().collect::<Vec<_>>())
+        self.publish_slot(slot, current.as_ref().as_slice())
     }
 
     /// Hands a slot over as made of these inputs, for instance those of a batch.
@@ -315,6 +329,9 @@ impl Output {
             place,
             memory,
         };
+        if cards.is_empty() {
+            self.home.note_offered();
+        }
         let put = lane
             .put_slim(&self.home, router.routes.policy, slim)
             .and_then(|taken| router.settle(&self.home, taken));
@@ -396,6 +413,9 @@ impl Output {
         }
         let queue = router.select(&whole);
         let id = whole.id;
+        if cards.is_empty() {
+            self.home.note_offered();
+        }
         let put = if self.segments > 1 {
             router.put(&self.home, queue, fork(whole, self.segments))
         } else {
@@ -412,10 +432,6 @@ impl Output {
         cards: &[&Arc<Card>],
         (acquired, waited): (u64, u64),
     ) -> Result<()> {
-        // What was offered is, whatever became of it.
-        if cards.is_empty() {
-            self.home.note_offered();
-        }
         put?;
         let now = now_ns();
         if cards.is_empty() {

@@ -11,17 +11,20 @@ use shm_core::room::SystemLimits;
 use spawn::Group;
 
 use crate::account::Account;
-use crate::check::{check, odd_end};
+use crate::check::{Specs, check, odd_end, odd_keeping};
 use crate::client::{Client, Progress, feed};
+use crate::counts::Counts;
 use crate::device::cuda_devices;
 use crate::ending::rings;
 use crate::error::{Error, ErrorKind, Result};
-use crate::home::{Home, Known, Upstreams};
+use crate::home::{CLIENT, Home, Known, Upstreams};
+use crate::panicking;
 use crate::process::{Outcome, Work};
 use crate::progress::ProgressLine;
 use crate::run::{Report, Running, Shared};
 use crate::run_dir::RunDir;
 use crate::runner::{Crew, Runner};
+use crate::signals::SignalsHeard;
 use crate::spec::Layout;
 use crate::step::Step;
 use crate::wiring::Wiring;
@@ -96,7 +99,9 @@ pub struct Pipeline {
     timeout: Option<Duration>,
     wait: Option<WaitPolicy>,
     dir: Option<PathBuf>,
+    overwrites: bool,
     progress: bool,
+    tells: bool,
     signals: Option<spawn::Signals>,
     pub(crate) config: Option<serde_json::Value>,
 }
@@ -119,7 +124,8 @@ impl Pipeline {
         self
     }
 
-    /// How long processes have to end by themselves after SIGTERM when another one failed.
+    /// How long processes have to end by themselves after SIGTERM when another one failed, and a client's iterator to come
+    /// back once the processes have ended; 3 s where nothing is said.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = Some(grace);
         self
@@ -141,9 +147,16 @@ impl Pipeline {
     }
 
     /// Writes what happened to each item, and when, into this directory, which is made; with a table, a trace
-    /// and a page with plots beside it ([`report`](crate::report)). The guide says what is in it.
+    /// and a page with plots beside it ([`report`](crate::report)). The guide says what is in it. Where it holds a run
+    /// already, or another run writes into it, the run is not started; see [`overwrite`](Self::overwrite).
     pub fn run_dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.dir = Some(path.into());
+        self
+    }
+
+    /// Writes over the run that the [directory](Self::run_dir) may hold. One that still goes on is left as it is all the same.
+    pub fn overwrite(mut self) -> Self {
+        self.overwrites = true;
         self
     }
 
@@ -151,6 +164,27 @@ impl Pipeline {
     pub fn progress(mut self) -> Self {
         self.progress = true;
         self
+    }
+
+    /// Says on stderr what somebody who waits for the run should know, such as that a process was replaced. Without this it
+    /// is a `tracing` event.
+    #[cfg(feature = "command")]
+    pub(crate) fn telling(mut self) -> Self {
+        self.tells = true;
+        self
+    }
+
+    /// What there is to be known of the end of the run where it is not sure to come by itself.
+    #[cfg(feature = "command")]
+    pub(crate) fn endless(&self) -> Option<String> {
+        let why = self.client.as_ref()?.endless()?;
+        let until = match self.timeout {
+            Some(limit) => format!("its limit of {limit:?} or Ctrl-C"),
+            None => "Ctrl-C".to_owned(),
+        };
+        Some(format!(
+            "{why}: the run goes on until {until}; give --count to end it"
+        ))
     }
 
     /// Ends the run as interrupted when a signal came.
@@ -168,9 +202,18 @@ impl Pipeline {
         check(&self.steps, self.client.as_ref(), &cuda_devices).map(drop)
     }
 
-    /// What is odd about the last step, and may be on purpose.
-    pub(crate) fn odd_end(&self) -> Option<String> {
-        odd_end(&self.steps)
+    /// What is odd, and may be on purpose.
+    #[cfg(feature = "command")]
+    pub(crate) fn odd(&self) -> Vec<String> {
+        let specs = check(&self.steps, self.client.as_ref(), &cuda_devices);
+        specs.map_or_else(|_| Vec::new(), |specs| self.odd_with(&specs))
+    }
+
+    /// The same for who has checked it.
+    fn odd_with(&self, specs: &Specs) -> Vec<String> {
+        let count = self.client.as_ref().and_then(|client| client.count);
+        let keeping = odd_keeping(&self.steps, specs, count);
+        odd_end(&self.steps).into_iter().chain(keeping).collect()
     }
 
     /// Starts the processes, waits until all have ended, and tells what they brought home.
@@ -187,15 +230,18 @@ impl Pipeline {
     /// # Errors
     /// `Invalid` for steps that do not fit together; what making queues, slots and processes can answer.
     #[track_caller]
-    pub fn start(self) -> Result<Running> {
+    pub fn start(mut self) -> Result<Running> {
+        // Before anything is started, or even looked at: a signal that comes from here on is one to the run.
+        let signals = SignalsHeard::from_now(self.signals.take());
         let specs = check(&self.steps, self.client.as_ref(), &cuda_devices)?;
-        if let Some(odd) = self.odd_end() {
+        for odd in self.odd_with(&specs) {
             tracing::warn!("{odd}");
         }
         let apart = self.steps.iter().any(|step| step.restarts > 0);
         let (mut wiring, log) = Wiring::lay(self.steps, specs, self.client.as_ref(), self.wait)?;
         check_room(&wiring)?;
-        let dir = self.dir.as_deref().map(|dir| open_dir(dir, &wiring));
+        let dir = self.dir.as_deref();
+        let dir = dir.map(|dir| open_dir(dir, self.overwrites, &wiring));
         let dir = dir.transpose()?;
         let crews = start_crews(&wiring, apart, self.grace)?;
 
@@ -225,22 +271,30 @@ impl Pipeline {
             log,
             shared: Arc::clone(&shared),
             progress,
-            signals: self.signals,
+            signals,
             client,
             count,
             timeout: self.timeout,
             grace: self.grace,
             dir,
             line: self.progress.then(ProgressLine::if_watched).flatten(),
+            tells: self.tells,
             config: self.config.unwrap_or_default(),
             account: Account::new(apart),
+            offered: 0,
             cards: vec![0; processes],
             read: vec![(0, 0); processes],
             restarts: vec![0; processes],
+            replaced: vec![Vec::new(); processes],
+            counts: vec![Counts::default(); processes],
             outcomes: vec![None; processes],
+            brought: vec![None; processes],
             workers: vec![None; processes],
             error: None,
+            in_vain: 0,
+            failed_rank: None,
             hung: vec![None; processes],
+            returned: Vec::new(),
         };
         let pids = runner.crews.iter().flat_map(|crew| crew.context.pids());
         shared.set_pids(pids.collect());
@@ -273,7 +327,7 @@ fn thread<T: Send + 'static>(
         .map_err(|error| Error::caused(ErrorKind::Process, format!("thread {name:?}"), error))
 }
 
-fn open_dir(path: &std::path::Path, wiring: &Wiring) -> Result<RunDir> {
+fn open_dir(path: &std::path::Path, overwrites: bool, wiring: &Wiring) -> Result<RunDir> {
     let rings = rings(wiring);
     let ring_of = wiring
         .seats
@@ -285,7 +339,7 @@ fn open_dir(path: &std::path::Path, wiring: &Wiring) -> Result<RunDir> {
         .chain(["client".to_owned()])
         .collect();
     let names = rings.into_iter().map(|(_, name)| name).collect();
-    RunDir::create(path, steps, ring_of, names)
+    RunDir::create(path, overwrites, steps, ring_of, names)
 }
 
 /// Starts all processes: as one group that fails together, or each apart, to be replaced alone.
@@ -330,6 +384,15 @@ fn start_crews(wiring: &Wiring, apart: bool, grace: Option<Duration>) -> Result<
     Ok(crews)
 }
 
+/// Tells what there is of time cards when it goes.
+struct Told<'a>(&'a Home);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.flush();
+    }
+}
+
 /// The thread that parties the first step.
 fn start_client(
     client: Client,
@@ -347,7 +410,7 @@ fn start_client(
     let (freed, layout) = (wiring.news.clone(), Arc::new(Layout::of(&[])?));
     upstream.insert(rank, Known { freed, layout });
     let home = Arc::new(Home::new(
-        (rank, u32::MAX, -1),
+        (rank, CLIENT, -1),
         wiring.board.clone(),
         upstream,
         log,
@@ -358,8 +421,8 @@ fn start_client(
     let replaces = wiring.may_lose();
     thread("client", move || {
         go.wait()?;
-        let fed = feed(client, &home, &lane, &progress, replaces);
-        home.flush();
-        fed
+        // Also when the iterator panics.
+        let _told = Told(&home);
+        panicking::tells(|| feed(client, &home, &lane, &progress, replaces))
     })
 }

@@ -23,6 +23,7 @@ use crate::selector::{Selector, built_in};
 use crate::spec::{Layout, TensorSpec};
 use crate::stage::{Context, Flow, Stage};
 use crate::tally::Tally;
+use crate::threads;
 use crate::time_card::{Batch, Outcome as ItemOutcome};
 
 /// What a process is given: its stage's parameters and its post.
@@ -59,6 +60,8 @@ pub(crate) struct Post {
     /// The slots that it will read, to be looked at before the run starts.
     pub(crate) touch: Vec<SharedTensor<u8>>,
     pub(crate) input: Option<(u32, Receiver<Item>)>,
+    /// The processes that put items there; none where the client does.
+    pub(crate) writers: Vec<u32>,
     pub(crate) sequence: Sequence,
     pub(crate) specs: Vec<TensorSpec>,
     pub(crate) slots: Vec<SharedTensor<u8>>,
@@ -93,6 +96,8 @@ pub(crate) struct Outcome {
     pub(crate) inputs: u64,
     pub(crate) outputs: u64,
     pub(crate) result: Vec<u8>,
+    /// What type that was written as.
+    pub(crate) result_type: String,
 }
 
 /// Makes a selector by its name, for so many queues.
@@ -147,7 +152,12 @@ fn run_here<S: Stage>(
     let mut intake = post.input.map(|(lane, from)| {
         let from = from.with_policy(post.wait);
         let ledger = Ledger::new(post.ledger);
-        Intake::new(lane, from, post.sequence, ledger, post.backlog)
+        Intake::new(
+            (lane, from, post.writers),
+            post.sequence,
+            ledger,
+            post.backlog,
+        )
     });
     let (place, slots) = match post.on_device {
         None => (None, post.slots.into_iter().map(Store::Host).collect()),
@@ -196,7 +206,16 @@ fn run_here<S: Stage>(
         post.wait,
     );
 
+    home.board.set_threads(home.rank, threads::of_library());
+    // What `tensormp ls` shows, until the stage says something of its own.
+    let (step, replica, replicas) = (&context.step, context.replica, context.replicas);
+    spawn::set_task(&match replicas {
+        1 => format!("step {step:?}"),
+        _ => format!("step {step:?}, replica {replica} of {replicas}"),
+    });
     let mut stage = S::new(params, &context)?;
+    // Dropped before the stage, and with it what it and its threads hold.
+    let _panicking = Panicking(&home);
     // Each process pays for the pages of its slots now, not at the first item.
     post.touch.iter().for_each(touch);
     drop(post.touch);
@@ -210,41 +229,76 @@ fn run_here<S: Stage>(
 
     let started_ns = now_ns();
     let mut inputs = 0;
-    let worked = work_on(&mut stage, intake.as_mut(), &mut output, &home, &mut inputs);
+    let worked = work_on(&mut stage, intake.as_mut(), &mut output, &home, &mut inputs)
+        // Before the stage is dropped, with what it holds.
+        .inspect_err(|_| home.fail());
     let result = worked.and_then(|()| {
         output.set_current(None);
+        output.note_finishes();
         // Its limit is also that of its end.
         home.enter(State::Working);
         home.board.set_item(home.rank, ENDING);
+        home.begin_call();
         stage.finish(&mut output)
     });
     let result = match result {
-        Ok(result) => result,
+        Ok(result) => {
+            let let_go = home.end_call();
+            let_go.into_iter().for_each(|(item, _)| item.note(&home));
+            result
+        }
         Err(error) => {
+            // Before the call ends, for what its threads let go of from then on.
             home.fail();
+            drop(home.end_call());
             home.flush();
             return Err(error);
         }
     };
     output.put_tombstones()?;
-    let outputs = output.published();
+    let outcome = Outcome {
+        started_ns,
+        ended_ns: now_ns(),
+        inputs,
+        outputs: output.published(),
+        result: postcard::to_stdvec(&result)?,
+        result_type: std::any::type_name::<S::Result>().to_owned(),
+    };
     home.flush();
+    // From there on a death takes nothing with it; but for memory on a device, which others may still read.
+    let bring = || {
+        if post.deaths_expected {
+            home.bring(post.restarts, outcome.clone());
+        }
+    };
+    if place.is_none() {
+        bring();
+    }
+    shm_core::failpoint!("stage.brought");
     // Done before the queues are let go: whoever then finds nobody left knows that it is no failure.
     home.enter(State::Done);
     home.upstream.iter().for_each(|known| known.freed.set());
     drop((output, intake));
     home.flush();
     post.news.set();
-    let ended_ns = now_ns();
+    shm_core::failpoint!("stage.done");
     drop(pool);
     outlive_readers(&home.board, &post.later);
-    Ok(Outcome {
-        started_ns,
-        ended_ns,
-        inputs,
-        outputs,
-        result: postcard::to_stdvec(&result)?,
-    })
+    if place.is_some() {
+        bring();
+    }
+    Ok(outcome)
+}
+
+/// When a panic comes by here, nothing that is dropped from then on counts as done, on whatever thread.
+struct Panicking<'a>(&'a Home);
+
+impl Drop for Panicking<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail();
+        }
+    }
 }
 
 /// Calls the stage for each item, until there are no more, or nobody wants its outputs.
@@ -256,7 +310,7 @@ fn work_on<S: Stage>(
     inputs: &mut u64,
 ) -> Result<(), StageError> {
     loop {
-        let input = match &mut intake {
+        let mut input = match &mut intake {
             None => None,
             Some(intake) => match intake.next(home, stage.wake_at())? {
                 Next::Item(input) => Some(input),
@@ -267,11 +321,13 @@ fn work_on<S: Stage>(
                 Next::Nothing => {
                     home.enter(State::Working);
                     output.set_current(None);
+                    home.begin_call();
                     let answer = stage.woken(output);
-                    match settle(answer, None, output, home)? {
-                        Flow::Continue => continue,
-                        Flow::End => return Ok(()),
+                    if settle(answer, None, output, home)? == Flow::End {
+                        return Ok(());
                     }
+                    output.put_tombstones()?;
+                    continue;
                 }
                 Next::End => return Ok(()),
             },
@@ -281,14 +337,16 @@ fn work_on<S: Stage>(
         let now = now_ns();
         home.board.enter_at(home.rank, State::Working, now);
         output.note_works(now);
-        match &input {
+        match &mut input {
             Some(input) => {
+                input.is_taken(now);
                 *inputs += 1;
                 home.board.set_item(home.rank, input.card().item);
                 home.board.set_inputs(home.rank, *inputs);
             }
             None => output.note_called(now),
         }
+        home.begin_call();
         let answer = stage.process(input, output);
         let card = output.take_current();
         if settle(answer, card.map(|card| (card, now)), output, home)? == Flow::End {
@@ -298,7 +356,8 @@ fn work_on<S: Stage>(
     }
 }
 
-/// What a stage's answer means; beside the card, when the stage was called. The card is let go only once it is known whether the process fails.
+/// What a stage's answer means; beside the card, when the stage was called. The card is let go, as what the stage let go of
+/// is noted, only once it is known whether the process fails.
 fn settle(
     answer: Result<Flow, StageError>,
     card: Option<(Arc<Card>, u64)>,
@@ -306,28 +365,38 @@ fn settle(
     home: &Home,
 ) -> Result<Flow, StageError> {
     let card = card.map(|(card, started)| {
-        card.edit(|card| (card.started, card.finished) = (started, now_ns()));
+        card.edit(|card| {
+            (card.started, card.finished) = (started, now_ns());
+            if card.dequeued == 0 {
+                card.dequeued = started;
+            }
+        });
         card
     });
-    let error = match answer {
-        Ok(flow) => return Ok(flow),
-        Err(error) => error,
+    let (flow, is_dropped) = match answer {
+        Ok(flow) => (flow, false),
+        Err(error) if is_dropped(&*error) => (Flow::Continue, true),
+        // The next step has had enough: that is an end like any other. (Had it died, its death would fail the run.)
+        Err(_) if output.is_abandoned() => (Flow::End, true),
+        Err(error) => {
+            // Before the call ends, for what its threads let go of from then on.
+            home.fail();
+            drop(home.end_call());
+            return Err(error);
+        }
     };
-    if is_dropped(&*error) {
-        if let Some(card) = &card {
-            card.edit(|card| card.outcome = ItemOutcome::Dropped);
-        }
-        return Ok(Flow::Continue);
+    let let_go = home.end_call();
+    if let (Some(card), true) = (&card, is_dropped) {
+        card.edit(|card| card.outcome = ItemOutcome::Dropped);
     }
-    // The next step has had enough: that is an end like any other. (Had it died, its death would fail the run.)
-    if output.is_abandoned() {
-        if let Some(card) = &card {
-            card.edit(|card| card.outcome = ItemOutcome::Dropped);
+    for (mut item, is_of_call) in let_go {
+        // What its threads had was not what there was no slot for.
+        if is_dropped && is_of_call {
+            item.is_dropped();
         }
-        return Ok(Flow::End);
+        item.note(home);
     }
-    home.fail();
-    Err(error)
+    Ok(flow)
 }
 
 /// Whether an error, or what is below it, only says that there was no slot for an item.

@@ -41,11 +41,22 @@ impl ProgressLine {
     }
 }
 
+/// Says something on stderr, above the line where there is one.
+pub(crate) fn notice(line: Option<&mut ProgressLine>, told: &str) {
+    // The line is shown again at its next turn.
+    let clear = match line {
+        Some(ProgressLine { shown: true, .. }) => "\r\x1b[K",
+        _ => "",
+    };
+    let _ = writeln!(std::io::stderr(), "{clear}{told}");
+}
+
 fn text(items: &Items, target: Option<u64>, seconds: f64) -> String {
     let Items {
         completed,
         dropped,
         failed,
+        unfinished,
         ..
     } = items;
     let rate = *completed as f64 / seconds.max(1e-9);
@@ -64,6 +75,9 @@ fn text(items: &Items, target: Option<u64>, seconds: f64) -> String {
     };
     if dropped + failed > 0 {
         text.push_str(&format!("; {dropped} dropped, {failed} failed"));
+    }
+    if *unfinished > 0 {
+        text.push_str(&format!("; {unfinished} unfinished"));
     }
     text
 }
@@ -84,5 +98,11 @@ mod tests {
             "50 of 200 items (25 %), 5.0/s, 30 s left; 1 dropped, 0 failed"
         );
         assert_eq!(text(&Items::default(), None, 0.0), "0 items, 0.0/s");
+        let items = Items {
+            completed: 8,
+            unfinished: 2,
+            ..Items::default()
+        };
+        assert_eq!(text(&items, None, 4.0), "8 items, 2.0/s; 2 unfinished");
     }
 }

@@ -12,12 +12,12 @@ use spawn::{Group, Process};
 use crate::client::Client;
 use crate::config::{GROUP_KEYS, STEP_KEYS};
 use crate::error::{Error, Result, StageError};
-use crate::nearest::did_you_mean;
-use crate::pool::encode;
+use crate::fields::fields_of;
+use crate::nearest::{did_you_mean, instead_of};
 use crate::process::{MakeSelector, Outcome, Work, run_stage};
 use crate::selector::Selector;
 use crate::spec::TensorSpec;
-use crate::stage::Stage;
+use crate::stage::{Segments, Stage};
 use crate::stages::{Aggregator, Batcher};
 use crate::step::Maker;
 
@@ -25,8 +25,13 @@ use crate::step::Maker;
 trait Entry: Send + Sync {
     /// Whether the parameters can be read; and which of them the stage did not read.
     fn check(&self, params: &Value) -> Result<Vec<String>>;
+    /// The parameters that the stage reads, as far as its type tells.
+    fn params(&self) -> &'static [&'static str];
     fn output_spec(&self, params: &Value, input: &[TensorSpec]) -> Result<Vec<TensorSpec>>;
     fn input_spec(&self, params: &Value) -> Result<Option<Vec<TensorSpec>>>;
+    fn needs_next(&self, params: &Value) -> Result<bool>;
+    fn needs_segments(&self, params: &Value) -> Result<Segments>;
+    fn keeps(&self, params: &Value) -> Result<usize>;
     fn run(&self, work: Work<Value>, selector: &MakeSelector<'_>) -> Result<Outcome, StageError>;
 }
 
@@ -59,6 +64,13 @@ fn read_params<S: Stage>(params: &Value) -> Result<(S::Params, Vec<String>)> {
 /// What is wrong with parameters, with the key where it is known.
 fn told<S: Stage>(params: &Value, error: &serde_json::Error) -> String {
     let text = error.to_string();
+    let unknown = text.strip_prefix("unknown field `");
+    if let Some((key, _)) = unknown.and_then(|rest| rest.split_once('`'))
+        && params.get(key).is_some()
+    {
+        let near = meant(key, fields_of::<S::Params>());
+        return format!("{key}: {text}{near}");
+    }
     let keys = params.as_object().into_iter().flatten().map(|(key, _)| key);
     // The error does not say which: it is the one without which it is another.
     for key in keys {
@@ -68,29 +80,38 @@ fn told<S: Stage>(params: &Value, error: &serde_json::Error) -> String {
             Ok(_) => true,
             Err(other) => other.to_string() == format!("missing field `{key}`"),
         };
-        let unknown = text.starts_with("unknown field");
-        if is_it && unknown {
-            return format!("{key}: {text}{}", of_step_or_group(key));
-        }
         if is_it {
             return format!("{key}: {text}");
         }
     }
     let missing = text.strip_prefix("missing field `");
     match missing.and_then(|rest| rest.strip_suffix('`')) {
-        Some(key) => format!("{key}: it is missing"),
+        Some(key) => {
+            let given = params.as_object().into_iter().flatten();
+            let instead = instead_of(key, given.map(|(key, _)| key));
+            format!("{key}: it is missing{instead}")
+        }
+        None if text.starts_with("invalid type: map") => format!(
+            "{text}; in a configuration parameters have names: let the stage's Params be a struct with named fields, or () for \
+             none"
+        ),
         None => text,
     }
 }
 
-/// What may have been meant by a key that is none of the stage's.
-fn of_step_or_group(key: &str) -> String {
-    did_you_mean(key, STEP_KEYS.iter().chain(GROUP_KEYS))
+/// What may have been meant by a key that is none of the stage's parameters, nor of a step or group.
+fn meant(key: &str, params: &[&str]) -> String {
+    let known = params.iter().chain(STEP_KEYS).chain(GROUP_KEYS);
+    did_you_mean(key, known.copied())
 }
 
 impl<S: Stage> Entry for Of<S> {
     fn check(&self, params: &Value) -> Result<Vec<String>> {
         read_params::<S>(params).map(|(_, unread)| unread)
+    }
+
+    fn params(&self) -> &'static [&'static str] {
+        fields_of::<S::Params>()
     }
 
     fn output_spec(&self, params: &Value, input: &[TensorSpec]) -> Result<Vec<TensorSpec>> {
@@ -100,6 +121,18 @@ impl<S: Stage> Entry for Of<S> {
 
     fn input_spec(&self, params: &Value) -> Result<Option<Vec<TensorSpec>>> {
         Ok(S::input_spec(&params_of::<S>(params)?))
+    }
+
+    fn needs_next(&self, params: &Value) -> Result<bool> {
+        Ok(S::needs_next(&params_of::<S>(params)?))
+    }
+
+    fn needs_segments(&self, params: &Value) -> Result<Segments> {
+        Ok(S::needs_segments(&params_of::<S>(params)?))
+    }
+
+    fn keeps(&self, params: &Value) -> Result<usize> {
+        Ok(S::keeps(&params_of::<S>(params)?))
     }
 
     fn run(&self, work: Work<Value>, selector: &MakeSelector<'_>) -> Result<Outcome, StageError> {
@@ -173,22 +206,28 @@ impl Registry {
         I::Item: Serialize,
     {
         let make = move |params: &Value| {
-            let mut inputs = make(params).map_err(|error| Error::invalid(error.to_string()))?;
-            Ok(Client::of(Box::new(move |_| Some(encode(&inputs.next()?)))))
+            let inputs = make(params).map_err(|error| Error::invalid(error.to_string()))?;
+            Ok(Client::new(inputs))
         };
         self.iterators.insert(name.into(), Box::new(make));
         self
     }
 
+    /// The client of an iterator; an error begins with the key that is wrong.
     pub(crate) fn make_client(&self, name: &str, params: &Value) -> Result<Client> {
         let make = self.iterators.get(name).ok_or_else(|| {
             Error::invalid(format!(
-                "there is no iterator {name:?} in the registry; it has {:?}{}",
+                "iterator: there is no iterator {name:?} in the registry; it has {:?}{}",
                 self.iterators.keys().collect::<Vec<_>>(),
                 did_you_mean(name, self.iterators.keys())
             ))
         })?;
-        make(params)
+        // What an iterator without parameters refuses is not in them.
+        let key = match params {
+            Value::Null => "iterator",
+            _ => "iterator_params",
+        };
+        make(params).map_err(|error| Error::invalid(format!("{key}: {error}")))
     }
 
     fn make_selector(&self, name: &str, queues: usize) -> Option<Box<dyn Selector>> {
@@ -244,9 +283,14 @@ where
             "parameters that the stage does not read"
         );
     } else if let Some(key) = unread.first() {
+        let params = entry.params();
+        let reads = match params {
+            [] => String::new(),
+            some => format!(" ({})", some.join(", ")),
+        };
         return Err(Error::invalid(format!(
-            "{key}: neither a key of a step or queue group nor a parameter that stage {name:?} reads{}",
-            of_step_or_group(key)
+            "{key}: neither a key of a step or queue group nor a parameter that stage {name:?} reads{reads}{}",
+            meant(key, params)
         )));
     }
     Ok(Arc::new(Named {
@@ -272,6 +316,18 @@ where
 
     fn input_spec(&self) -> Result<Option<Vec<TensorSpec>>> {
         self.entry.input_spec(&self.params)
+    }
+
+    fn needs_next(&self) -> Result<bool> {
+        self.entry.needs_next(&self.params)
+    }
+
+    fn needs_segments(&self) -> Result<Segments> {
+        self.entry.needs_segments(&self.params)
+    }
+
+    fn keeps(&self) -> Result<usize> {
+        self.entry.keeps(&self.params)
     }
 
     fn selectors(&self) -> Vec<String> {

@@ -8,7 +8,7 @@ use shm_core::clock::now_ns;
 
 use crate::board::{Cause, State};
 use crate::error::{Error, ErrorKind, Result};
-use crate::home::Home;
+use crate::home::{CLIENT, Home};
 use crate::item::{Item, divide};
 use crate::selector::{Outgoing, Selector};
 use crate::time_card::{Entry, Outcome, TimeCard};
@@ -24,7 +24,8 @@ pub enum Backpressure {
     Block,
     /// The run ends, as RnB's does: [`Termination::QueueFull`](crate::Termination::QueueFull).
     Fail,
-    /// The item that there is no room for is dropped.
+    /// The item that there is no room for is dropped; what a stage publishes when it [finishes](crate::Stage::finish) waits for
+    /// a slot, since nothing newer comes.
     DropNewest,
     /// The item that has waited longest in the queue is dropped.
     DropOldest,
@@ -137,8 +138,11 @@ impl Lane {
                     break Err(Error::new(
                         ErrorKind::QueueFull,
                         format!(
-                            "the queue behind step {} is full ({} items), and its policy is to fail",
-                            home.step,
+                            "{} is full ({} items), and its policy is to fail",
+                            match home.step {
+                                CLIENT => "its queue".to_owned(),
+                                step => format!("the queue behind step {step}"),
+                            },
                             self.to.capacity()
                         ),
                     ));
@@ -187,17 +191,15 @@ impl Lane {
         let Some(Ok(oldest)) = oldest else {
             return false;
         };
-        let owner = oldest.shares.first().map(|share| share.rank);
         note_dropped(home, oldest);
-        if let Some(known) = owner.and_then(|owner| home.upstream.get(owner)) {
-            known.freed.set();
-        }
         true
     }
 }
 
-/// Accounts for an item that goes nowhere.
-pub(crate) fn note_dropped(home: &Home, item: Item) {
+/// Accounts for an item that goes nowhere, and gives its slots back.
+pub(crate) fn note_dropped(home: &Home, mut item: Item) {
+    home.give_back(std::mem::take(&mut item.shares));
+    let (id, portion) = (item.id, item.portion());
     let card = TimeCard {
         item: item.id,
         part: item.part,
@@ -209,7 +211,7 @@ pub(crate) fn note_dropped(home: &Home, item: Item) {
         outcome: Outcome::Dropped,
         ..TimeCard::default()
     };
-    home.note_gone(item.id, item.part, item.parts);
+    home.note_gone(id, portion);
     home.note(Entry {
         card,
         ended: item.members,
@@ -294,11 +296,16 @@ impl Router {
         .into())
     }
 
-    /// Puts place holders where an item will not come.
+    /// Puts place holders where an item will not come. Whoever restores the order is one process, to which all ways lead: one
+    /// for each suffices, on a way where there is room.
     pub(crate) fn put_gone(&self, home: &Home, gone: Vec<Item>) -> Result<()> {
+        let has_room = |lane: &&Lane| lane.to.len() < lane.to.capacity();
         for item in gone {
-            for lanes in &self.routes.queues {
-                put_into(home, lanes, Backpressure::Block, item.clone())?;
+            let lanes = self.routes.queues.iter().flatten();
+            let mut read = lanes.filter(|lane| !lane.is_abandoned(home));
+            let lane = read.clone().find(has_room).or_else(|| read.next());
+            if let Some(lane) = lane {
+                lane.put(home, Backpressure::Block, item)?;
             }
         }
         Ok(())
@@ -332,12 +339,12 @@ fn put_into(home: &Home, lanes: &[Lane], policy: Backpressure, item: Item) -> Re
     }
     let n = u32::try_from(lanes.len()).unwrap_or(u32::MAX);
     let mut taken = false;
-    for (lane, members) in lanes.iter().zip(divide(&item.members, n)) {
-        let copy = Item {
-            members,
-            ..item.clone()
+    for (nth, (lane, members)) in lanes.iter().zip(divide(&item.members, n)).enumerate() {
+        let copy = match home.is_ordered {
+            true => item.copy_for(nth as u32, n),
+            false => item.clone(),
         };
-        taken |= lane.put(home, policy, copy)?;
+        taken |= lane.put(home, policy, Item { members, ..copy })?;
     }
     Ok(taken)
 }

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::account::Items;
+use crate::counts::Counts;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::Outcome;
+use crate::replaced::Replaced;
 use crate::stage::Stage;
 
 /// Why a run ended.
@@ -23,7 +25,7 @@ pub enum Termination {
     QueueFull,
     /// A process failed, or the client did.
     Failed,
-    /// Processes waited for each other's slots for ever.
+    /// Processes waited for each other for ever: for slots that one of them keeps, or for room in its queue.
     Deadlock,
     /// It was stopped on request.
     Interrupted,
@@ -190,8 +192,10 @@ pub struct ProcessReport {
     pub(crate) device: i32,
     pub(crate) replica: usize,
     pub(crate) restarts: u32,
+    pub(crate) replaced: Vec<Replaced>,
+    pub(crate) counts: Counts,
     /// Items taken and published, as the process noted them while it worked.
-    pub(crate) counts: (u64, u64),
+    pub(crate) noted: (u64, u64),
     pub(crate) outcome: Option<Outcome>,
 }
 
@@ -226,22 +230,44 @@ impl ProcessReport {
         self.restarts
     }
 
-    /// Items it took; those of the last process, where it was replaced.
+    /// The processes that it came after, each with why it failed, in the order of time.
+    #[must_use]
+    pub fn replaced(&self) -> &[Replaced] {
+        &self.replaced
+    }
+
+    /// What it took, what became of that, and what it gave; together with the processes that it came after.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Items it took; those of the last process, where it was replaced ([`counts`](Self::counts) has all).
     #[must_use]
     pub fn inputs(&self) -> u64 {
-        let noted = self.counts.0;
+        let noted = self.noted.0;
         self.outcome
             .as_ref()
             .map_or(noted, |outcome| outcome.inputs)
     }
 
-    /// Items it published; those of the last process, where it was replaced.
+    /// Items it published; those of the last process, where it was replaced ([`counts`](Self::counts) has all).
     #[must_use]
     pub fn outputs(&self) -> u64 {
-        let noted = self.counts.1;
+        let noted = self.noted.1;
         self.outcome
             .as_ref()
             .map_or(noted, |outcome| outcome.outputs)
+    }
+
+    /// Adds up what the last process and those before it say.
+    pub(crate) fn close(mut self) -> Self {
+        let before = self.replaced.iter();
+        let (taken, published) = before.fold((self.inputs(), self.outputs()), |sum, one| {
+            (sum.0 + one.inputs, sum.1 + one.outputs)
+        });
+        self.counts.close(taken, published);
+        self
     }
 }
 
@@ -304,8 +330,18 @@ impl Report {
                         format!("process {:?} did not come to its end", process.name),
                     )
                 })?;
+                let wanted = std::any::type_name::<S::Result>();
+                // Most values read as many a type.
+                if outcome.result_type != wanted {
+                    return Err(Error::new(
+                        ErrorKind::Result,
+                        format!(
+                            "the result of step {step:?} is of type {}, not {wanted}",
+                            outcome.result_type
+                        ),
+                    ));
+                }
                 postcard::from_bytes(&outcome.result).map_err(|error| {
-                    let wanted = std::any::type_name::<S::Result>();
                     Error::result(
                         format!("the result of step {step:?} does not read as {wanted}: {error}"),
                         error,

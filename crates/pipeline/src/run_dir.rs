@@ -65,10 +65,41 @@ fn create(path: &Path) -> Result<BufWriter<File>> {
     ))
 }
 
+/// The file of the items, which is locked as long as a run writes into the directory, whatever becomes of that.
+fn claim(dir: &Path, overwrites: bool) -> Result<BufWriter<File>> {
+    let refuse_another = || match !overwrites && dir.join("run.json").exists() {
+        true => Err(Error::invalid(format!(
+            "{}: there is a run already; name another directory, or say that it is to be written over (Pipeline::overwrite)",
+            dir.display()
+        ))),
+        false => Ok(()),
+    };
+    refuse_another()?;
+    let path = dir.join("items.jsonl");
+    let mut options = File::options();
+    let opened = options.create(true).write(true).truncate(false).open(&path);
+    let items = opened.map_err(|error| failed(&path, error))?;
+    match items.try_lock() {
+        Ok(()) => {}
+        Err(std::fs::TryLockError::WouldBlock) => {
+            return Err(Error::invalid(format!(
+                "{}: another run writes into it; name another directory",
+                dir.display()
+            )));
+        }
+        Err(std::fs::TryLockError::Error(error)) => return Err(failed(&path, error)),
+    }
+    // One that had the lock before may have begun and ended meanwhile.
+    refuse_another()?;
+    items.set_len(0).map_err(|error| failed(&path, error))?;
+    Ok(BufWriter::new(items))
+}
+
 impl RunDir {
-    /// Makes the directory. `steps` has the step of each process, the client last; `rings` the ring of each.
+    /// Makes the directory, and writes over the run that is there only where that is wanted. `steps` has the step of each process, the client last; `rings` the ring of each.
     pub(crate) fn create(
         path: &Path,
+        overwrites: bool,
         steps: Vec<String>,
         ring_of: Vec<Option<usize>>,
         rings: Vec<String>,
@@ -80,7 +111,11 @@ impl RunDir {
             );
             return Err(Error::new(ErrorKind::File, text));
         }
-        std::fs::create_dir_all(path).map_err(|error| failed(path, error))?;
+        std::fs::create_dir_all(path).map_err(|error| {
+            let text = format!("the run directory {} could not be made", path.display());
+            Error::caused(ErrorKind::File, text, error)
+        })?;
+        let items = claim(path, overwrites)?;
         // What an earlier run left there is of that run.
         for name in [
             "run.json",
@@ -92,7 +127,7 @@ impl RunDir {
             let _ = std::fs::remove_file(path.join(name));
         }
         Ok(Self {
-            items: create(&path.join("items.jsonl"))?,
+            items,
             rings: create(&path.join("rings.jsonl"))?,
             path: path.to_owned(),
             steps,

@@ -7,30 +7,32 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mp_queue::Receiver;
-use shm_core::Arena;
 use shm_core::clock::now_ns;
-use spawn::{ErrorKind as SpawnErrorKind, Group, Signals, SpawnContext, Worker};
+use spawn::{ErrorKind as SpawnErrorKind, SpawnContext, Worker};
 
 use crate::account::Account;
-use crate::board::Cause;
+use crate::board::{Cause, State};
 use crate::client::Progress;
+use crate::counts::Counts;
 use crate::error::{Error, ErrorKind, Result};
-use crate::item::Item;
 use crate::lookout::Lookout;
-use crate::process::{Outcome, Work};
+use crate::process::Outcome;
 use crate::progress::ProgressLine;
+use crate::replaced::Replaced;
 use crate::run::{Report, Shared};
 use crate::run_dir::RunDir;
-use crate::step::Unfinished;
-use crate::time_card::{Batch, Entry, Outcome as ItemOutcome, TimeCard};
+use crate::signals::SignalsHeard;
+use crate::time_card::{Batch, Entry};
 use crate::wiring::Wiring;
 
 /// How long the thread sleeps while there is nothing to do.
 const NAP: Duration = Duration::from_millis(5);
-/// So many cards of one process at once are reason to look again before a nap.
+/// So many cards of one process, or messages, at once are reason to look again before a nap.
 const MANY: usize = 1024;
 /// How often it looks for processes that hang or wait for each other.
 pub(crate) const ROUND: Duration = Duration::from_millis(250);
+/// A process that has returned and is there for longer than this waits for those who hold its memory.
+const LINGERS: Duration = Duration::from_millis(100);
 
 /// Processes that live and fail together, and their ranks.
 pub(crate) struct Crew {
@@ -55,7 +57,7 @@ pub(crate) struct Runner {
     pub(crate) crews: Vec<Crew>,
     pub(crate) log: Receiver<Batch>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) signals: Option<Signals>,
+    pub(crate) signals: SignalsHeard,
     pub(crate) progress: Arc<Progress>,
     pub(crate) client: Option<JoinHandle<Result<()>>>,
     pub(crate) count: Option<u64>,
@@ -63,18 +65,34 @@ pub(crate) struct Runner {
     pub(crate) grace: Option<Duration>,
     pub(crate) dir: Option<RunDir>,
     pub(crate) line: Option<ProgressLine>,
+    /// Whether what is to be known while it runs goes to stderr, and not only into the log.
+    pub(crate) tells: bool,
     pub(crate) config: serde_json::Value,
     pub(crate) account: Account,
-    /// Time cards that came home from each process; from the last, where it was replaced.
+    /// How much of what the client offered is in the account.
+    pub(crate) offered: u64,
+    /// Time cards of inputs that came home from each process; from the last, where it was replaced.
     pub(crate) cards: Vec<u64>,
     /// How many cards of each process's tally were read, and inputs of a first step.
     pub(crate) read: Vec<(u64, u64)>,
     pub(crate) restarts: Vec<u32>,
+    /// Those that each process came after.
+    pub(crate) replaced: Vec<Vec<Replaced>>,
+    /// What became of the items of each process, and of those before it.
+    pub(crate) counts: Vec<Counts>,
     pub(crate) outcomes: Vec<Option<Outcome>>,
+    /// The same of processes that may still be there: none of these is missed, whatever becomes of it.
+    pub(crate) brought: Vec<Option<Outcome>>,
     pub(crate) workers: Vec<Option<Worker>>,
     pub(crate) error: Option<Error>,
+    /// Items that were given up though some of their segments are held.
+    pub(crate) in_vain: u64,
+    /// The process whose failure ended the run.
+    pub(crate) failed_rank: Option<usize>,
     /// Processes that were killed because they hung, with what is told of it.
     pub(crate) hung: Vec<Option<String>>,
+    /// Of each step: its processes have returned, and what they put has ended; they cannot be replaced any more.
+    pub(crate) returned: Vec<bool>,
 }
 
 impl Runner {
@@ -84,6 +102,7 @@ impl Runner {
         let mut started: Option<(u64, u64)> = None;
         let mut looked = Instant::now();
         let mut lookout = Lookout::new(&self.wiring);
+        let (round, mut looked_for_hangs) = (self.round(), Instant::now());
         self.note_pids();
         loop {
             let heard = self.hear();
@@ -92,15 +111,12 @@ impl Runner {
             if self.crews.iter().all(|crew| crew.over) {
                 break;
             }
-            let signal = self.signals.as_ref().and_then(Signals::received);
-            match self.shared.wanted() {
-                0 if signal.is_none() => {}
-                wanted => {
-                    self.fail(interrupted(signal.as_deref()));
-                    if wanted > 1 {
-                        self.crews.iter().for_each(|crew| crew.context.kill());
-                    }
-                }
+            let wanted = self.wanted();
+            if wanted > 0 {
+                self.fail(self.signals.interrupted());
+            }
+            if wanted > 1 {
+                self.crews.iter().for_each(|crew| crew.context.kill());
             }
             if let Some(timeout) = self.timeout.filter(|&timeout| begun.elapsed() >= timeout) {
                 self.fail(Error::new(
@@ -121,10 +137,15 @@ impl Runner {
             if started.is_some() {
                 self.look_for_knots(&mut lookout);
             }
+            if started.is_some() && looked_for_hangs.elapsed() >= round {
+                looked_for_hangs = Instant::now();
+                self.look_for_hangs();
+            }
             if looked.elapsed() >= ROUND {
                 looked = Instant::now();
                 if started.is_some() {
-                    self.look_for_hangs();
+                    self.let_go_of_returned_steps();
+                    self.look_for_inputs(&mut lookout);
                 }
                 if let Some(line) = &mut self.line {
                     line.show(&self.account.items(), self.count);
@@ -138,24 +159,16 @@ impl Runner {
                         let _ = self.wiring.news.wait_timeout(NAP);
                     }
                 } else {
-                    std::thread::sleep(NAP);
+                    std::thread::sleep(lookout.nap(NAP));
                 }
             }
         }
         self.finish(started)
     }
 
-    /// Which processes the start still waits for.
-    fn not_ready(&self) -> String {
-        let seats = self.wiring.seats.iter().enumerate();
-        let waited_for: Vec<_> = seats
-            .filter(|(rank, _)| !self.wiring.board.is_ready(*rank as u32))
-            .map(|(rank, seat)| format!("process {rank} ({:?})", seat.name))
-            .collect();
-        match &waited_for[..] {
-            [] => String::new(),
-            some => format!("; its start still waits for {}", some.join(", ")),
-        }
+    /// Whether the run is to stop, 1, or at once, 2: by its handles, or by signals.
+    pub(crate) fn wanted(&self) -> u8 {
+        self.shared.wanted().max(self.signals.count().min(2) as u8)
     }
 
     fn is_ready(&self) -> bool {
@@ -185,13 +198,31 @@ impl Runner {
                     rank: rank as u32,
                     offered: new,
                     entries,
-                    samples: Vec::new(),
+                    ..Batch::default()
                 });
             }
         }
-        while let Ok(batch) = self.log.try_get() {
+        // Of who sends faster than they are read no end is waited for: there is more to look after.
+        for _ in 0..MANY {
+            let Ok(mut batch) = self.log.try_get() else {
+                break;
+            };
             (heard, many) = (true, true);
+            let rank = batch.rank as usize;
+            // Of one that was replaced nothing is new.
+            if let Some((restarts, outcome)) = batch.outcome.take().map(|outcome| *outcome)
+                && self.restarts.get(rank) == Some(&restarts)
+            {
+                self.brought[rank] = Some(outcome);
+            }
             self.take_home(&batch);
+        }
+        // After the cards: what they tell of was offered before, and that is seen by who has them.
+        let offered = self.progress.offered.load(Ordering::Relaxed);
+        if offered > self.offered {
+            self.account.offer(offered - self.offered);
+            self.offered = offered;
+            heard = true;
         }
         if heard {
             self.publish_progress();
@@ -202,7 +233,14 @@ impl Runner {
     fn take_home(&mut self, batch: &Batch) {
         self.account.offer(batch.offered);
         if let Some(cards) = self.cards.get_mut(batch.rank as usize) {
-            *cards += batch.entries.len() as u64;
+            // Others are of outputs.
+            let of_inputs = batch.entries.iter().filter(|one| one.card.released != 0);
+            *cards += of_inputs.count() as u64;
+        }
+        if let Some(counts) = self.counts.get_mut(batch.rank as usize) {
+            for Entry { card, .. } in &batch.entries {
+                counts.note(card.outcome, card.released != 0);
+            }
         }
         for entry in &batch.entries {
             self.account.end(&entry.ended, entry.card.outcome);
@@ -214,12 +252,12 @@ impl Runner {
     }
 
     pub(crate) fn publish_progress(&self) {
-        let items = self.account.items();
-        let lost = items.dropped + items.failed;
-        self.progress.lost.store(lost, Ordering::Relaxed);
+        self.progress
+            .lost
+            .store(self.account.lost(), Ordering::Relaxed);
         self.progress
             .completed
-            .store(items.completed, Ordering::Relaxed);
+            .store(self.account.items().completed, Ordering::Relaxed);
     }
 
     /// Remembers why the run ends, and stops all processes.
@@ -229,6 +267,8 @@ impl Runner {
         }
         tracing::debug!(%error, "the run ends");
         self.error = Some(error);
+        // Before the client ends its input because of that.
+        self.wiring.board.end_early();
         self.progress.stop.store(true, Ordering::Relaxed);
         for crew in &self.crews {
             crew.context.terminate();
@@ -260,7 +300,7 @@ impl Runner {
         }
     }
 
-    fn let_go_of_finished_steps(&mut self) {
+    pub(crate) fn let_go_of_finished_steps(&mut self) {
         let steps = self.wiring.steps.len();
         let mut done = vec![true; steps];
         for (rank, seat) in self.wiring.seats.iter().enumerate() {
@@ -270,31 +310,65 @@ impl Runner {
         self.wiring.let_go(done, done);
     }
 
+    /// Ends what a step has put once all its processes have returned, also while they are still there for those who hold
+    /// their memory: a reader may hold it until it sees the end.
+    fn let_go_of_returned_steps(&mut self) {
+        let now = now_ns();
+        let board = &self.wiring.board;
+        let mut returned = vec![true; self.wiring.steps.len()];
+        for (rank, seat) in self.wiring.seats.iter().enumerate() {
+            let since = board.since(rank as u32).0;
+            let lingers = board.state(rank as u32) == State::Done
+                && now.saturating_sub(since) > LINGERS.as_nanos() as u64;
+            returned[seat.step] &= lingers || self.outcomes[rank].is_some();
+        }
+        let lets_go = |step: usize| returned.get(step).copied().unwrap_or(false);
+        self.wiring.let_go(lets_go, |_| false);
+        self.returned = returned;
+    }
+
     /// A process failed: it is replaced, or the run ends.
     fn crew_failed(&mut self, index: usize, error: spawn::Error) {
         if self.error.is_some() {
             return;
         }
         // A signal to this program reached them before it was looked for here.
-        if matches!(error.kind(), SpawnErrorKind::Interrupted { .. })
-            && let Some(signal) = self.signals.as_ref().and_then(Signals::received)
-        {
-            return self.fail(interrupted(Some(&signal)));
+        if matches!(error.kind(), SpawnErrorKind::Interrupted { .. }) && self.signals.count() > 0 {
+            return self.fail(self.signals.interrupted());
         }
         let ranks = self.crews[index].ranks.clone();
+        // A program of its own that hands signals on (`Signals`) stops all its processes, these too.
+        let stopped = matches!(error.kind(), SpawnErrorKind::Interrupted { worker: None });
+        if stopped && ranks.iter().all(|&rank| self.hung[rank].is_none()) {
+            return self.fail(stopped_by(error));
+        }
         let of_crew = error.worker().map_or(0, |worker| worker.rank);
         let Some(&rank) = ranks.get(of_crew) else {
             return self.fail(error.into());
         };
+        if ranks.len() == 1 && self.had_returned(rank) {
+            return;
+        }
         let cause = self.wiring.board.cause(rank as u32);
         let may = self.wiring.step_of(rank).restarts;
-        if self.restarts[rank] < may && cause.is_none() {
-            tracing::warn!(process = %self.wiring.seats[rank].name, %error, "replacing a process");
-            if let Err(error) = self.replace(index, rank) {
+        // One that had returned is not: what would be new of it nobody takes any more.
+        let step = self.wiring.seats[rank].step;
+        let has_returned = self.returned.get(step).copied().unwrap_or(false);
+        if self.restarts[rank] < may && cause.is_none() && !has_returned {
+            if let Err(error) = self.replace(index, rank, &error) {
                 self.fail(error);
             }
             return;
         }
+        // Ctrl-C reaches all processes of a terminal, and the program may live on.
+        if matches!(
+            error.kind(),
+            SpawnErrorKind::Interrupted { worker: Some(_) }
+        ) {
+            return self.fail(stopped_by(error));
+        }
+        self.failed_rank = Some(rank);
+        let last = self.last_item(rank);
         let error = match (cause, self.hung[rank].take()) {
             (Some(Cause::QueueFull), _) => {
                 Error::caused(ErrorKind::QueueFull, "a queue is full", error)
@@ -303,81 +377,19 @@ impl Runner {
                 Error::caused(ErrorKind::Deadlock, "a process waits for itself", error)
             }
             (None, Some(told)) => Error::new(ErrorKind::TimedOut, told),
-            (None, None) => error.into(),
+            (None, None) => match (error.kind(), last) {
+                // It had no time to say what it was at.
+                (SpawnErrorKind::ProcessExited { .. }, Some(item)) => {
+                    let told = format!("item {item} was being worked on");
+                    Error::caused(ErrorKind::Process, told, error)
+                }
+                _ => error.into(),
+            },
         };
         self.fail(error);
     }
 
-    fn replace(&mut self, index: usize, rank: usize) -> Result<()> {
-        self.hung[rank] = None;
-        self.restarts[rank] += 1;
-        // What the dead process noted last is here by now.
-        self.hear();
-        let mut backlog = Vec::new();
-        let unfinished = self.wiring.unfinished(rank);
-        for place in &self.wiring.seats[rank].ledger.clone() {
-            let Ok(item) = place.try_get() else { continue };
-            let outcome = match unfinished {
-                Unfinished::Redeliver => ItemOutcome::Redelivered,
-                Unfinished::Report => ItemOutcome::Failed,
-            };
-            self.note_unfinished(rank, &item, outcome)?;
-            match unfinished {
-                Unfinished::Redeliver => backlog.push(item),
-                Unfinished::Report => self.account.end(&item.members, outcome),
-            }
-        }
-        self.publish_progress();
-        // Taken from the end.
-        backlog.sort_by_key(|item| std::cmp::Reverse((item.id, item.part)));
-        self.wiring.board.forget(rank as u32);
-        self.cards[rank] = 0;
-        self.wiring.board.count_death();
-        // What it read is free, and no reader tells those who wait for it.
-        Arena::current()?.bury_the_dead();
-        self.wiring.wake_writers();
-        let post = self.wiring.post(rank, self.restarts[rank]);
-        let Some(mut post) = post else {
-            return Err(Error::invalid(
-                "a process was to be replaced after the run had let go of its queues",
-            ));
-        };
-        post.slots = self.wiring.make_slots(rank)?;
-        post.backlog = backlog;
-        let work = Work { params: (), post };
-        let mut group = Group::new().apart();
-        if let Some(grace) = self.grace {
-            group = group.grace(grace);
-        }
-        let maker = Arc::clone(&self.wiring.group_of(rank).maker);
-        maker.add(&mut group, self.wiring.process(rank), work)?;
-        self.crews[index] = Crew::new(group.start()?, vec![rank]);
-        self.note_pids();
-        Ok(())
-    }
-
-    fn note_unfinished(&mut self, rank: usize, item: &Item, outcome: ItemOutcome) -> Result<()> {
-        if outcome == ItemOutcome::Redelivered {
-            self.account.redelivered();
-        }
-        let card = TimeCard {
-            item: item.id,
-            part: item.part,
-            parents: item.parents.clone(),
-            step: self.wiring.seats[rank].step as u32,
-            rank: rank as u32,
-            device: self.wiring.seats[rank].device,
-            enqueued: item.enqueued,
-            outcome,
-            ..TimeCard::default()
-        };
-        match &mut self.dir {
-            Some(dir) => dir.write_card(&card),
-            None => Ok(()),
-        }
-    }
-
-    fn note_pids(&mut self) {
+    pub(crate) fn note_pids(&mut self) {
         for crew in &self.crews {
             for (&rank, worker) in crew.ranks.iter().zip(crew.context.workers()) {
                 self.workers[rank] = Some(worker);
@@ -386,36 +398,10 @@ impl Runner {
         let pids = self.workers.iter().flatten().map(|worker| worker.pid);
         self.shared.set_pids(pids.collect());
     }
-
-    pub(crate) fn look_after_client(&mut self) {
-        if !self.client.as_ref().is_some_and(JoinHandle::is_finished) {
-            return;
-        }
-        let Some(client) = self.client.take() else {
-            return;
-        };
-        let answer = client.join().unwrap_or_else(|_| {
-            Err(Error::new(
-                ErrorKind::Process,
-                "the iterator that makes the inputs panicked",
-            ))
-        });
-        match answer {
-            // That nobody takes its inputs has a reason, which is told by whoever it happened to.
-            Err(error) if !crate::client::follows(&error) => {
-                self.fail(crate::client::client_failed(error));
-            }
-            _ => {}
-        }
-    }
 }
 
-fn interrupted(signal: Option<&str>) -> Error {
-    let by = signal.map_or_else(String::new, |signal| format!(" ({signal})"));
-    Error::new(
-        ErrorKind::Interrupted,
-        format!("the run was stopped on request{by}"),
-    )
+fn stopped_by(error: spawn::Error) -> Error {
+    Error::caused(ErrorKind::Interrupted, "the run was stopped", error)
 }
 
 pub(crate) fn unix_ns() -> u64 {

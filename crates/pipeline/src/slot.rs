@@ -105,12 +105,7 @@ impl Slot {
     /// # Errors
     /// For more than the tensor has, and for tensors whose extent does not travel (from the fifth on).
     pub fn set_valid(&mut self, index: usize, rows: usize) -> Result<()> {
-        let place = self.layout.tensors.get(index).ok_or_else(|| {
-            Error::invalid(format!(
-                "tensor {index} of a slot that has {}",
-                self.layout.tensors.len()
-            ))
-        })?;
+        let place = self.layout.at(index)?;
         let extent = self.meta.extents.get_mut(index);
         match (extent, u32::try_from(rows)) {
             (Some(extent), Ok(valid)) if rows <= place.rows && valid != WHOLE => {

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use shm_core::{Dtype, Element, Shape};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::item::View;
 
 /// Tensors a slot can hold.
@@ -210,7 +210,7 @@ impl Place {
     pub(crate) fn bytes_of(&self, view: &View) -> std::ops::Range<usize> {
         let size = self.dtype.size();
         let start = self.offset + view.start * size;
-        start..start + crate::input::numel(&view.shape).unwrap_or(0) * size
+        start..start + crate::reading::numel(&view.shape).unwrap_or(0) * size
     }
 }
 
@@ -286,10 +286,10 @@ impl Layout {
 
     /// The place of tensor `index`.
     pub(crate) fn at(&self, index: usize) -> Result<Place> {
+        let count = self.tensors.len();
         self.tensors.get(index).copied().ok_or_else(|| {
             Error::invalid(format!(
-                "tensor {index} of a slot that has {}",
-                self.tensors.len()
+                "tensor {index} was asked for of a slot that has {count}, counted from 0"
             ))
         })
     }
@@ -298,7 +298,13 @@ impl Layout {
     pub(crate) fn place<T: Element>(&self, index: usize) -> Result<Place> {
         let place = self.at(index)?;
         if place.dtype != T::DTYPE {
-            return Err(shm_core::Error::dtype(place.dtype.name(), T::DTYPE.name()).into());
+            let (found, wanted) = (place.dtype.name(), T::DTYPE.name());
+            let text = format!(
+                "tensor {index} of the slot holds {found}, but {wanted} was asked for; ask for {found}, which its output_spec \
+                 names"
+            );
+            let kind = shm_core::Error::dtype(found, wanted).kind().clone();
+            return Err(Error::new(ErrorKind::Arena(kind), text));
         }
         Ok(place)
     }

@@ -41,6 +41,24 @@ pub trait Stage: Sized + 'static {
         None
     }
 
+    /// Whether it publishes whatever comes, so that it can't be the last step: nobody would take that, and the run is not
+    /// started. A stage that asks [`Output::has_next`] may be anywhere.
+    fn needs_next(_params: &Self::Params) -> bool {
+        false
+    }
+
+    /// Which segments of an item a process of the stage is to get. One that holds [`Parts`](crate::Parts) says
+    /// [`Segments::All`]: then a step whose processes would each get some of them only is not run.
+    fn needs_segments(_params: &Self::Params) -> Segments {
+        Segments::Any
+    }
+
+    /// How many inputs, with their slots, a process of the stage keeps while it waits for another one, for as long as that
+    /// takes. A step before that has no more slots than that is told of before the run, since both would wait for ever.
+    fn keeps(_params: &Self::Params) -> usize {
+        0
+    }
+
     /// Makes the stage, in its process, before the run starts.
     ///
     /// # Errors
@@ -55,7 +73,9 @@ pub trait Stage: Sized + 'static {
         Ok(())
     }
 
-    /// Handles one input.
+    /// Handles one input. What the stage lets go of meanwhile, such as the inputs of a batch, is done with once it returns:
+    /// when it fails, all of that counts as unfinished. So does what threads of its own let go of while it is called; what they
+    /// let go of between two calls is done with at once.
     ///
     /// # Errors
     /// Whatever ends the process, and with it the run, unless its step is to be restarted.
@@ -75,11 +95,26 @@ pub trait Stage: Sized + 'static {
         Ok(Flow::Continue)
     }
 
-    /// Called when there is no more input: publishes what is left and says what the process brings home.
+    /// Called when there is no more input, but not where the run is ended before its time: publishes what is left and says what
+    /// the process brings home. A stage that has handed inputs to threads of its own waits for them here, for what they still
+    /// hold when the process ends is not accounted for.
     ///
     /// # Errors
-    /// Whatever ends the run.
+    /// Whatever ends the run. What the stage holds then, or when this panics, counts as unfinished, also what its threads hold.
     fn finish(self, output: &mut Output) -> Result<Self::Result, StageError>;
+}
+
+/// Which segments of an item a process of a stage is to get ([`Stage::needs_segments`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Segments {
+    /// Each segment stands for itself.
+    #[default]
+    Any,
+    /// All of an item, into however many it was divided.
+    All,
+    /// So many, which is all of an item.
+    Count(u32),
 }
 
 /// Whether a stage goes on.

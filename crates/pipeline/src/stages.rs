@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::StageError;
+use crate::error::{Error, StageError};
 use crate::gather::{Batch, Parts, concatenate};
 use crate::input::Input;
 use crate::output::Output;
 use crate::spec::TensorSpec;
-use crate::stage::{Context, Flow, Stage};
+use crate::stage::{Context, Flow, Segments, Stage};
 
 /// Parameters of a [`Batcher`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,18 @@ impl Default for BatcherParams {
     }
 }
 
+impl BatcherParams {
+    fn patience(&self) -> Result<Option<Duration>, StageError> {
+        let Some(ms) = self.deadline_ms else {
+            return Ok(None);
+        };
+        match Duration::try_from_secs_f64(ms / 1e3) {
+            Ok(patience) => Ok(Some(patience)),
+            Err(error) => Err(format!("deadline_ms: {ms:?} milliseconds: {error}").into()),
+        }
+    }
+}
+
 /// Puts inputs together along the first dimension, by count or until a deadline. RnB's `batcher.Batcher`.
 ///
 /// The time card of a batch names the items it was made of.
@@ -47,6 +59,7 @@ impl Default for BatcherParams {
 pub struct Batcher {
     batch: Batch,
     passes: bool,
+    max_rows: Option<usize>,
 }
 
 impl Batcher {
@@ -59,7 +72,16 @@ impl Batcher {
             return Ok(());
         }
         let mut slot = output.loan()?;
-        concatenate(&inputs, &mut slot)?;
+        concatenate(&inputs, &mut slot).map_err(|error| match self.max_rows {
+            Some(rows) => {
+                let told = format!(
+                    "putting {} inputs together, with max_rows = {rows}",
+                    inputs.len()
+                );
+                Error::caused(error.kind().clone(), told, error)
+            }
+            None => error,
+        })?;
         slot.set_sequence(inputs[0].sequence());
         slot.set_tag(inputs[0].tag());
         output.publish_for(slot, &inputs)?;
@@ -82,6 +104,18 @@ impl Stage for Batcher {
         if params.batch == 0 {
             return Err("batch: 0 inputs were to be put together; give it at least 1".into());
         }
+        params.patience()?;
+        let exact = input.iter().filter(|spec| !spec.is_maximum(0));
+        let needed = exact.filter_map(|spec| spec.shape().first().copied()).max();
+        if let Some(most) = params.max_rows
+            && most < needed.unwrap_or(1)
+        {
+            let needed = needed.unwrap_or(1);
+            return Err(format!(
+                "max_rows: a batch of {most} rows has no room for one input, which has {needed}"
+            )
+            .into());
+        }
         let rows = |spec: &TensorSpec| {
             let of_input = spec.shape().first().copied().unwrap_or(1);
             let all = || of_input.saturating_mul(params.batch);
@@ -91,14 +125,22 @@ impl Stage for Batcher {
         Ok(specs.collect())
     }
 
+    fn needs_next(_: &BatcherParams) -> bool {
+        true
+    }
+
+    fn keeps(params: &BatcherParams) -> usize {
+        match params.deadline_ms {
+            None => params.batch.saturating_sub(1),
+            Some(_) => 0,
+        }
+    }
+
     fn new(params: BatcherParams, _: &Context) -> Result<Self, StageError> {
-        let patience = match params.deadline_ms {
-            Some(ms) => Some(Duration::try_from_secs_f64(ms / 1e3)?),
-            None => None,
-        };
         Ok(Self {
-            batch: Batch::new(params.batch, patience),
+            batch: Batch::new(params.batch, params.patience()?),
             passes: params.batch <= 1,
+            max_rows: params.max_rows,
         })
     }
 
@@ -132,13 +174,18 @@ impl Stage for Batcher {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AggregatorParams {
-    /// Segments of each item; as many as its time card says where nothing is said.
+    /// Segments of each item, as the steps before divide it; as many as it comes in where nothing is said.
     #[serde(default)]
     pub aggregate: Option<u32>,
 }
 
 /// Waits for all segments of an item and passes them on as one, in the slots they are in; as the last step, it only
 /// makes an item finished when all of it is. What RnB's aggregators do with the id in the time card.
+///
+/// One process must get all segments of an item, or the run is not started. An item of which some never come, since a stage
+/// made nothing of them, counts as failed, and so does the run. Behind a step that delivers to
+/// [every](crate::Delivery::Every) reader, several of which pass their copies on, it takes all copies of a segment for one:
+/// the first is passed on, and an item is whole when one copy of each segment is there.
 #[derive(Debug)]
 pub struct Aggregator {
     aggregate: Option<u32>,
@@ -160,6 +207,10 @@ impl Stage for Aggregator {
         input: &[TensorSpec],
     ) -> Result<Vec<TensorSpec>, StageError> {
         Ok(input.to_vec())
+    }
+
+    fn needs_segments(params: &AggregatorParams) -> Segments {
+        params.aggregate.map_or(Segments::All, Segments::Count)
     }
 
     fn new(params: AggregatorParams, _: &Context) -> Result<Self, StageError> {

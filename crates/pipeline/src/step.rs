@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use spawn::{Group, Process, Stdin};
 
+use crate::check::PROCESSES_MAX;
 use crate::error::{Error, Result};
 use crate::process::{Outcome, Work, run_stage};
 use crate::route::{Backpressure, Delivery};
 use crate::selector::{RoundRobin, Selector};
 use crate::spec::TensorSpec;
-use crate::stage::Stage;
+use crate::stage::{Segments, Stage};
 
 /// Slots of each process where nothing else is said.
 pub(crate) const SLOTS: u32 = 8;
@@ -24,6 +25,9 @@ pub(crate) trait Maker: Send + Sync {
     fn stage(&self) -> String;
     fn output_spec(&self, input: &[TensorSpec]) -> Result<Vec<TensorSpec>>;
     fn input_spec(&self) -> Result<Option<Vec<TensorSpec>>>;
+    fn needs_next(&self) -> Result<bool>;
+    fn needs_segments(&self) -> Result<Segments>;
+    fn keeps(&self) -> Result<usize>;
     /// Those that are its own, beside those that are built in.
     fn selectors(&self) -> Vec<String>;
     fn add(
@@ -49,6 +53,18 @@ impl<S: Stage, C: Selector> Maker for Typed<S, C> {
 
     fn input_spec(&self) -> Result<Option<Vec<TensorSpec>>> {
         Ok(S::input_spec(&self.0))
+    }
+
+    fn needs_next(&self) -> Result<bool> {
+        Ok(S::needs_next(&self.0))
+    }
+
+    fn needs_segments(&self) -> Result<Segments> {
+        Ok(S::needs_segments(&self.0))
+    }
+
+    fn keeps(&self) -> Result<usize> {
+        Ok(S::keeps(&self.0))
     }
 
     fn selectors(&self) -> Vec<String> {
@@ -87,6 +103,18 @@ impl Maker for Gone {
         Ok(None)
     }
 
+    fn needs_next(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn needs_segments(&self) -> Result<Segments> {
+        Ok(Segments::Any)
+    }
+
+    fn keeps(&self) -> Result<usize> {
+        Ok(0)
+    }
+
     fn selectors(&self) -> Vec<String> {
         Vec::new()
     }
@@ -103,6 +131,8 @@ impl Maker for Gone {
 pub struct QueueGroup {
     pub(crate) maker: Arc<dyn Maker>,
     pub(crate) devices: Vec<i32>,
+    /// How many processes were asked for, where that was said instead of devices.
+    pub(crate) replicas: Option<usize>,
     /// Everything is on the CPU, whatever the stage says of its tensors.
     pub(crate) on_cpu: bool,
     pub(crate) in_queue: Option<u32>,
@@ -125,6 +155,7 @@ impl QueueGroup {
         Self {
             maker,
             devices: vec![-1],
+            replicas: None,
             on_cpu: false,
             in_queue: None,
             out_queues: None,
@@ -140,12 +171,24 @@ impl QueueGroup {
     /// One process for each of these devices; -1 is the CPU, and a device that is named twice gets two.
     pub fn devices(mut self, devices: impl Into<Vec<i32>>) -> Self {
         self.devices = devices.into();
+        self.replicas = None;
         self
     }
 
     /// So many processes on the CPU.
     pub fn replicas(self, n: usize) -> Self {
-        self.devices(vec![-1; n])
+        // More than there can be are refused, and need no list of that length.
+        let mut group = self.devices(vec![-1; n.min(PROCESSES_MAX + 1)]);
+        group.replicas = Some(n);
+        group
+    }
+
+    /// How many processes were asked for, and by which key.
+    pub(crate) fn asked(&self) -> (&'static str, usize) {
+        match self.replicas {
+            Some(replicas) => ("replicas", replicas),
+            None => ("devices", self.devices.len()),
+        }
     }
 
     /// The queue, of those between the step before and this one, that the processes read; 0 where nothing is said.
@@ -207,6 +250,8 @@ pub struct Step {
     pub(crate) unfinished: Unfinished,
     pub(crate) limit: Option<Duration>,
     pub(crate) stdin: Stdin,
+    /// Whether its groups were named one by one: where they were not, errors speak of none.
+    pub(crate) groups_are_listed: bool,
     /// Whether it was written in RnB's words, which errors then use.
     pub(crate) in_rnbs_words: bool,
 }
@@ -225,6 +270,7 @@ impl Step {
             ordered: false,
             restarts: 0,
             in_rnbs_words: false,
+            groups_are_listed: false,
             unfinished: Unfinished::Redeliver,
             limit: None,
             stdin: Stdin::default(),
@@ -233,12 +279,15 @@ impl Step {
 
     /// A step that runs stage `S` with these parameters, in one process.
     pub fn of<S: Stage>(name: impl Into<String>, params: S::Params) -> Self {
-        Self::new(name).group(QueueGroup::of::<S>(params))
+        let mut step = Self::new(name).group(QueueGroup::of::<S>(params));
+        step.groups_are_listed = false;
+        step
     }
 
     /// Adds processes.
     pub fn group(mut self, group: QueueGroup) -> Self {
         self.groups.push(group);
+        self.groups_are_listed = true;
         self
     }
 
@@ -286,15 +335,16 @@ impl Step {
     /// Gets its items in the order of their numbers, whatever the order in which several processes finished them. The step
     /// has one process then.
     ///
-    /// What ended in an earlier step is not waited for. Further outputs of an item, and batches, have no place in that order
-    /// and come as they are made. What comes too early keeps its slot until its turn, so the steps before need as many slots
-    /// as items can be ahead; too few end the run as a [`Deadlock`](crate::Termination::Deadlock). Where items can be lost (a
-    /// policy that drops, or [`restart`](Self::restart)), what is kept back is handed on when nothing before it can come any
-    /// more, and what comes after all then comes late: an item whose process was killed, and which others have overtaken as
-    /// far as there are slots between, or one that comes a second time since its process was killed before it could say that
-    /// it was done. With too few slots that happens though nobody died, and nothing tells of it; without `restart` it is the
-    /// `Deadlock`. Nor is order kept where a step before delivers to [every](Delivery::Every) reader and one of them ends an
-    /// item without an output: the item then counts as ended, and what another reader makes of it may come late.
+    /// An item has its turn when all of those before it have come: all segments, and where a step before delivers to
+    /// [every](Delivery::Every) reader what each of them made of it. What ended in an earlier step is not waited for. Further
+    /// outputs of an item, and batches, have no place in that order and come as they are made.
+    ///
+    /// What comes too early waits in its slot. Where those that make what is waited for cannot go on without that slot, it is
+    /// copied out of it, so order holds with any number of slots; with more of them than items can be ahead nothing is copied.
+    /// Slots on a device stay where they are, and too few of those end the run as a
+    /// [`Deadlock`](crate::Termination::Deadlock). Items that are lost on their way with a killed process or dropped by the
+    /// client are passed over when they can't come any more, as far as can be seen; what comes after all then is counted
+    /// ([`Items::late`](crate::Items::late)).
     pub fn ordered(mut self) -> Self {
         self.ordered = true;
         self

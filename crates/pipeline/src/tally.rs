@@ -117,6 +117,7 @@ fn to_words(Entry { card, ended }: &Entry) -> Option<[u64; WORDS]> {
         Outcome::Dropped => 1,
         Outcome::Failed => 2,
         Outcome::Redelivered => 3,
+        Outcome::Incomplete => 4,
     };
     Some([
         card.item,
@@ -161,6 +162,7 @@ fn from_words(words: [u64; WORDS]) -> Entry {
         1 => Outcome::Dropped,
         2 => Outcome::Failed,
         3 => Outcome::Redelivered,
+        4 => Outcome::Incomplete,
         _ => Outcome::Ok,
     };
     let weight = u128::from(low) | u128::from(high) << 64;

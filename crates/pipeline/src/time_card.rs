@@ -21,6 +21,8 @@ pub enum Outcome {
     Failed,
     /// The process that had it failed, and another one gets it.
     Redelivered,
+    /// A segment that waited in vain for the others of its item.
+    Incomplete,
 }
 
 /// One item in one step. Times are CLOCK_MONOTONIC nanoseconds, 0 where the step does not have that moment.
@@ -41,7 +43,7 @@ pub struct TimeCard {
     pub device: i32,
     /// When it was put into the step's queue.
     pub enqueued: u64,
-    /// When the process took it from there.
+    /// When the process took it from there; where the stage was called with it at once, when that was.
     pub dequeued: u64,
     /// When the process had a slot for its (last) output.
     pub slot_acquired: u64,
@@ -83,4 +85,6 @@ pub(crate) struct Batch {
     pub(crate) offered: u64,
     pub(crate) entries: Vec<Entry>,
     pub(crate) samples: Vec<Sample>,
+    /// What it brings home, from a process that may be replaced: the last that it sends, with how many were there before it.
+    pub(crate) outcome: Option<Box<(u32, crate::process::Outcome)>>,
 }

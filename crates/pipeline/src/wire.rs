@@ -142,6 +142,8 @@ struct Long<'a> {
     payload: Bytes<'a>,
     attached: Option<&'a Attached>,
     shares: &'a [Share],
+    copy: u32,
+    copies: u32,
     enqueued: u64,
 }
 
@@ -171,6 +173,7 @@ impl Item {
             && (self.part, self.parts) == (0, 1)
             && self.parents.is_empty()
             && !self.gone
+            && self.copies <= 1
             && self.attached.is_none()
             && self.shares.len() <= 1;
         is_short.then(|| weight.trailing_zeros() as u8)
@@ -319,6 +322,8 @@ impl Serialize for Item {
                 payload,
                 attached: self.attached.as_deref(),
                 shares: &self.shares,
+                copy: self.copy,
+                copies: self.copies,
                 enqueued: self.enqueued,
             }),
         };
@@ -350,6 +355,8 @@ struct LongRead {
     payload: BytesRead,
     attached: Option<Attached>,
     shares: Vec<Share>,
+    copy: u32,
+    copies: u32,
     enqueued: u64,
 }
 
@@ -394,6 +401,8 @@ impl<'de> Deserialize<'de> for Item {
                         .ok_or_else(|| D::Error::custom("an item weighs more than all inputs"))?,
                 }],
                 enqueued: short.enqueued,
+                copy: 0,
+                copies: 0,
                 gone: false,
                 sequence: short.sequence,
                 tag: short.tag,
@@ -408,6 +417,8 @@ impl<'de> Deserialize<'de> for Item {
                 parents: long.parents,
                 members: long.members,
                 enqueued: long.enqueued,
+                copy: long.copy,
+                copies: long.copies,
                 gone: long.gone,
                 sequence: long.sequence,
                 tag: long.tag,
@@ -460,6 +471,10 @@ mod tests {
             },
             Item {
                 gone: true,
+                ..short.clone()
+            },
+            Item {
+                copies: 3,
                 ..short.clone()
             },
             Item {

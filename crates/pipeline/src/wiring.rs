@@ -27,8 +27,8 @@ use crate::time_card::Batch;
 const QUEUE_SIZE: usize = 500;
 /// Batches of time cards on their way home.
 const LOG: usize = 1024;
-/// Items that a process may have begun at once and is still looked after.
-const LEDGER: usize = 16;
+/// Items that a process may have begun at once and is still looked after, and one more place for what changes.
+const LEDGER: usize = 16 + 1;
 
 /// One process of a run.
 pub(crate) struct Seat {
@@ -41,7 +41,7 @@ pub(crate) struct Seat {
     slot_bytes: usize,
     /// The device that the slots lie on; `None` for the arena.
     place: Option<u32>,
-    freed: Event,
+    pub(crate) freed: Event,
     pub(crate) tally: Tally,
     pub(crate) ledger: Vec<Queue<Item>>,
 }
@@ -260,11 +260,15 @@ impl Wiring {
             wait: self.wait,
             upstream,
             touch: Vec::new(),
+            writers: input
+                .as_ref()
+                .map_or_else(Vec::new, |(lane, _)| self.writers(*lane as usize)),
             input,
-            sequence: match (step.ordered, self.may_lose()) {
-                (false, _) => Sequence::AsTheyCome,
-                (true, false) => Sequence::ByNumber,
-                (true, true) => Sequence::ByNumberWithGaps,
+            sequence: match step.ordered {
+                false => Sequence::AsTheyCome,
+                true => Sequence::ByNumber {
+                    ahead: self.ahead_of(seat.step),
+                },
             },
             specs: self.specs[seat.step][seat.group].clone(),
             slots: Vec::new(),
@@ -292,19 +296,59 @@ impl Wiring {
         })
     }
 
+    /// How many items may be on their way to a step, behind the first queue.
+    fn ahead_of(&self, step: usize) -> u64 {
+        let queues = self
+            .strands
+            .iter()
+            .filter(|strand| (1..=step).contains(&strand.step));
+        let queued: usize = queues.map(|strand| strand.channel.capacity()).sum();
+        let before = self.seats.iter().filter(|seat| seat.step < step);
+        let in_hand: usize = before.map(|seat| 1 + seat.slots).sum();
+        (queued + in_hand) as u64
+    }
+
+    /// Whether a step gets its items in order.
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.steps.iter().any(|step| step.ordered)
+    }
+
     /// Who may put into each lane, and who takes from it.
     pub(crate) fn parties(&self) -> Parties {
         let lanes = 0..self.strands.len();
+        let writers: Vec<Vec<u32>> = lanes.clone().map(|lane| self.writers(lane)).collect();
+        let takers = lanes.clone().map(|lane| {
+            let strand = &self.strands[lane];
+            let before = strand.step.checked_sub(1).map(|before| &self.steps[before]);
+            let mut takers = strand.readers.clone();
+            if before.is_some_and(|step| step.backpressure == Backpressure::DropOldest) {
+                takers.extend(&writers[lane]);
+            }
+            takers
+        });
+        let takers: Vec<Vec<u32>> = takers.collect();
+        // What a process of a later step has read, it may pass on.
+        let mut reach: Vec<Vec<u32>> = vec![Vec::new(); self.seats.len()];
+        for rank in (0..self.seats.len()).rev() {
+            let written = lanes
+                .clone()
+                .filter(|&lane| writers[lane].contains(&(rank as u32)));
+            let mut reached: Vec<u32> = Vec::new();
+            for &taker in written.flat_map(|lane| &takers[lane]) {
+                reached.push(taker);
+                reached.extend(&reach[taker as usize]);
+            }
+            reached.sort_unstable();
+            reached.dedup();
+            reach[rank] = reached;
+        }
         Parties {
-            writers: lanes.clone().map(|lane| self.writers(lane)).collect(),
-            readers: self
-                .strands
-                .iter()
-                .map(|strand| strand.readers.clone())
-                .collect(),
+            reach,
+            takers,
             from_client: lanes
                 .map(|lane| self.strands[lane].step == 0 && self.has_client())
                 .collect(),
+            writers,
         }
     }
 

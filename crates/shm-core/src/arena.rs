@@ -184,6 +184,7 @@ impl Arena {
     ///
     /// # Errors
     /// `TooLate` when there is one already.
+    #[inline]
     pub fn expect_current(descriptor: OwnedFd, joined: fn(&Self)) -> Result<()> {
         let current = CURRENT.write();
         let mut expected = EXPECTED.lock();
@@ -339,6 +340,13 @@ impl Arena {
         record::read(self, owner)
     }
 
+    /// What the flight recorder of a participant said last, also once it has left or was buried, as long as nobody else has
+    /// taken its place in the arena. It says no process id then.
+    #[must_use]
+    pub fn last_record_of(&self, owner: Owner) -> Option<Record> {
+        record::read_last(self, owner)
+    }
+
     /// Whether this participant is still in its row.
     #[must_use]
     pub fn is_present(&self, owner: Owner) -> bool {
@@ -367,7 +375,8 @@ impl Arena {
         match verdict {
             Some((owner, _, Verdict::Dead)) if owner == dead => self.bury_for_certain(dead),
             Some((owner, _, verdict)) if owner == dead => {
-                tracing::warn!(
+                crate::say!(
+                    warn,
                     ?dead,
                     ?verdict,
                     "a participant that may be alive was to be buried"

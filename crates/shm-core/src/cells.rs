@@ -27,7 +27,7 @@ mod array;
 mod idle;
 mod outcome;
 
-pub use array::{CLOSED_FLAG, CellArray, PAYLOAD_WORDS};
+pub use array::{CLOSED_FLAG, Cell, CellArray, PAYLOAD_WORDS};
 pub(crate) use array::{init, len, read, read_into, write};
 pub use outcome::{Claim, Reaped, Take, Wake};
 

@@ -11,6 +11,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 ///
 /// # Errors
 /// `MFILE` when the process has no number left.
+#[inline]
 pub fn apart(descriptor: OwnedFd) -> Result<OwnedFd, Errno> {
     if descriptor.as_raw_fd() > 2 {
         return Ok(descriptor);

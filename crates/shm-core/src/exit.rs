@@ -16,7 +16,10 @@ pub fn register(handler: fn()) {
         // SAFETY: the handler is a function of this program, takes nothing, and does not unwind (see there).
         let failed = unsafe { libc::atexit(at_exit) } != 0;
         if failed {
-            tracing::warn!("no exit handler to be had; the file of a named arena may stay behind");
+            crate::say!(
+                warn,
+                "no exit handler to be had; the file of a named arena may stay behind"
+            );
         }
     });
     HANDLERS.lock().push(handler);

@@ -60,7 +60,9 @@ mod armed {
         "doubt.held",
         "doubt.looking",
         "doubt.taken",
+        "forkserver.asked",
         "forkserver.copied",
+        "forkserver.found",
         "device.ready.recorded",
         "device.joint.recorded",
         "device.release.claimed",
@@ -107,6 +109,8 @@ mod armed {
         "slot.borrowed",
         "slot.loaned",
         "slot.released",
+        "stage.brought",
+        "stage.done",
         "task.counted",
     ];
 

@@ -69,6 +69,7 @@ pub fn note_unreported(error: String) {
 
 /// The first error that nobody was told, once.
 #[must_use]
+#[inline]
 pub fn take_unreported() -> Option<String> {
     if !ANY_UNREPORTED.load(Ordering::Acquire) {
         return None;

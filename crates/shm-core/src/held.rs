@@ -61,6 +61,7 @@ impl Held {
     }
 
     /// Wraps a lease entry that counts from now on as HELD by one local handle.
+    #[inline(always)]
     pub(crate) fn adopt(arena: &Arena, lease: u32, line: u64, generation: u64) -> Self {
         arena.leases().local(lease).store(1, Ordering::Relaxed);
         Self {
@@ -297,7 +298,8 @@ pub(crate) fn give_back_now(arena: &Arena, lease: u32, line: u64, generation: u6
     let block = (line, generation);
     let words = words(segment, line);
     if let Err(found) = steps::give_back(&entry, arena.me(), block, words, free, arena) {
-        tracing::error!(
+        crate::say!(
+            error,
             line,
             generation,
             ?found,

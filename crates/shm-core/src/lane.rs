@@ -9,7 +9,7 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
-use crate::cells::{CLOSED_FLAG, CellArray, PAYLOAD_WORDS, init, len, read, write};
+use crate::cells::{CLOSED_FLAG, Cell, CellArray, PAYLOAD_WORDS, init, len};
 use crate::sync::{Atomic64, Memory};
 use crate::word::{self, CellState, Ring};
 
@@ -35,27 +35,45 @@ impl<A: CellArray> Lane<A> {
         init(&self.0);
     }
 
+    /// A position, and the cell that it falls on.
+    #[inline(always)]
+    fn at(&self, pos: u64) -> At<'_, A> {
+        let index = self.ring().index(pos);
+        let cell = self.0.cell(index);
+        At {
+            lane: self,
+            pos,
+            index,
+            cell,
+        }
+    }
+
     /// Producer: its next position, if that is free to write. `None`: full or closed.
     #[inline]
     pub fn next_free(&self) -> Option<u64> {
-        let tail = self.0.tail().load(Acquire);
-        if self.can_put(tail) {
-            return Some(tail);
+        self.free_one().map(|at| at.pos)
+    }
+
+    /// As [`next_free`](Self::next_free), with its cell.
+    #[inline(always)]
+    pub(crate) fn free_one(&self) -> Option<At<'_, A>> {
+        let at = self.at(self.0.tail().load(Acquire));
+        if at.can_put() {
+            return Some(at);
         }
-        Some(self.tail()).filter(|&pos| self.can_put(pos))
+        Some(self.at(self.tail())).filter(At::can_put)
     }
 
     /// Producer: whether its next position, `pos`, is free to write. `false`: full or closed.
     #[inline]
     pub fn can_put(&self, pos: u64) -> bool {
-        // Acquire pairs with `release`: the consumer is done with the payload.
-        self.word(pos).load(Acquire) == word::free(pos)
+        self.at(pos).can_put()
     }
 
     /// Producer: writes the payload of a position that can be put.
     #[inline]
     pub fn write(&self, pos: u64, payload: &[u64; PAYLOAD_WORDS]) {
-        write(&self.0, pos, payload);
+        self.at(pos).cell.write(payload);
     }
 
     /// Producer: makes the message ready and goes on to `pos + 1`. `false`: the lane was closed
@@ -65,34 +83,29 @@ impl<A: CellArray> Lane<A> {
     #[inline]
     #[must_use = "a message is published only if this says so"]
     pub fn publish(&self, pos: u64) -> bool {
-        // Release pairs with `is_ready`. Compared, because the consumer may close a free cell.
-        let published = self
-            .word(pos)
-            .compare_exchange(word::free(pos), word::ready(pos), SeqCst, Relaxed)
-            .is_ok();
-        if published {
-            self.0.tail().store(self.ring().after(pos), Release);
-            // While the consumer is busy with this message and does not look at the next cell yet.
-            A::M::fetch_for_writing(self.word(self.ring().after(pos)));
-        }
-        published
+        self.at(pos).publish()
     }
 
     /// Consumer: its next position, if its message is there.
     #[inline]
     pub fn next_ready(&self) -> Option<u64> {
-        let head = self.0.head().load(Acquire);
-        if self.is_ready(head) {
-            return Some(head);
+        self.ready_one().map(|at| at.pos)
+    }
+
+    /// As [`next_ready`](Self::next_ready), with its cell.
+    #[inline(always)]
+    pub(crate) fn ready_one(&self) -> Option<At<'_, A>> {
+        let at = self.at(self.0.head().load(Acquire));
+        if at.is_ready() {
+            return Some(at);
         }
-        Some(self.head()).filter(|&pos| self.is_ready(pos))
+        Some(self.at(self.head())).filter(At::is_ready)
     }
 
     /// Consumer: whether the message of its next position, `pos`, is there.
     #[inline]
     pub fn is_ready(&self, pos: u64) -> bool {
-        // Acquire pairs with `publish`.
-        self.word(pos).load(Acquire) == word::ready(pos)
+        self.at(pos).is_ready()
     }
 
     /// Consumer: a quick look at whether its next message is there, to repeat while it is not.
@@ -104,7 +117,7 @@ impl<A: CellArray> Lane<A> {
     /// Consumer: reads the payload of a message that is ready.
     #[inline]
     pub fn read(&self, pos: u64) -> [u64; PAYLOAD_WORDS] {
-        read(&self.0, pos)
+        self.at(pos).cell.read()
     }
 
     /// Consumer: frees the cell of a message that was ready and goes on to `pos + 1`.
@@ -112,10 +125,7 @@ impl<A: CellArray> Lane<A> {
     /// Owes *not full* a notification.
     #[inline]
     pub fn release(&self, pos: u64) {
-        let ring = self.ring();
-        // Release pairs with `can_put`: our reads of the payload come before the next writes.
-        self.word(pos).swap(word::free(ring.next_lap(pos)), SeqCst);
-        self.0.head().store(ring.after(pos), Release);
+        self.at(pos).release();
     }
 
     /// Consumer: frees the cell of a message that was read before, unless that was done already. For a message that names
@@ -204,6 +214,62 @@ impl<A: CellArray> Lane<A> {
     /// Whether [`len`](Self::len) is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// A position of a lane with its cell: what is done with one is done without finding it again.
+pub(crate) struct At<'a, A: CellArray> {
+    pub(crate) lane: &'a Lane<A>,
+    pub(crate) pos: u64,
+    /// Which cell that is.
+    pub(crate) index: u64,
+    pub(crate) cell: Cell<'a, A::M>,
+}
+
+impl<A: CellArray> At<'_, A> {
+    /// Whether it is free to write.
+    #[inline(always)]
+    fn can_put(&self) -> bool {
+        // Acquire pairs with `release`: the consumer is done with the payload.
+        self.cell.word.load(Acquire) == word::free(self.pos)
+    }
+
+    /// Whether its message is there.
+    #[inline(always)]
+    fn is_ready(&self) -> bool {
+        // Acquire pairs with `publish`.
+        self.cell.word.load(Acquire) == word::ready(self.pos)
+    }
+
+    /// See [`Lane::publish`].
+    #[inline(always)]
+    #[must_use = "a message is published only if this says so"]
+    pub(crate) fn publish(&self) -> bool {
+        let pos = self.pos;
+        // Release pairs with `is_ready`. Compared, because the consumer may close a free cell.
+        let published = self
+            .cell
+            .word
+            .compare_exchange(word::free(pos), word::ready(pos), SeqCst, Relaxed)
+            .is_ok();
+        if published {
+            let next = self.lane.ring().after(pos);
+            self.lane.0.tail().store(next, Release);
+            // While the consumer is busy with this message and does not look at the next cell yet.
+            A::M::fetch_for_writing(self.lane.word(next));
+        }
+        published
+    }
+
+    /// See [`Lane::release`].
+    #[inline(always)]
+    pub(crate) fn release(&self) {
+        let ring = self.lane.ring();
+        // Release pairs with `can_put`: our reads of the payload come before the next writes.
+        self.cell
+            .word
+            .swap(word::free(ring.next_lap(self.pos)), SeqCst);
+        self.lane.0.head().store(ring.after(self.pos), Release);
     }
 }
 

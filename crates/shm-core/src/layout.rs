@@ -104,18 +104,19 @@ pub(crate) mod row {
     pub(crate) const NAME: u64 = DIRTY + DIRTY_WORDS * 8;
     /// Words of [`NAME`].
     pub(crate) const NAME_WORDS: u64 = 8;
-    /// Flight recorder: the current task, a text field of 16 words.
+    /// Flight recorder: the current task, two fields that are written by turns: `{length: 8 | turn: 56}`, 0 while the text
+    /// behind it is not whole, and the text. The one of the higher turn counts.
     pub(crate) const TASK: u64 = NAME + NAME_WORDS * 8;
-    /// Words of [`TASK`].
+    /// Words of each field of [`TASK`].
     pub(crate) const TASK_WORDS: u64 = 16;
     /// Flight recorder: line of the object the participant waits for, or 0.
-    pub(crate) const WAITING_FOR: u64 = TASK + TASK_WORDS * 8;
+    pub(crate) const WAITING_FOR: u64 = TASK + 2 * TASK_WORDS * 8;
     /// Flight recorder: since when it waits, CLOCK_MONOTONIC nanoseconds.
     pub(crate) const WAITING_SINCE: u64 = WAITING_FOR + 8;
-    /// Flight recorder: the last panic, a text field of 96 words.
+    /// Flight recorder: the last panic, a text field of 80 words.
     pub(crate) const PANIC: u64 = WAITING_SINCE + 8;
     /// Words of [`PANIC`].
-    pub(crate) const PANIC_WORDS: u64 = 96;
+    pub(crate) const PANIC_WORDS: u64 = 80;
     /// Which context started this participant: 0, or `{row + 1: 16 | epoch: 16 | context: 16 | own epoch: 16}`, the
     /// first two of the participant that supervises it. Written by that one.
     pub(crate) const CONTEXT: u64 = PANIC + PANIC_WORDS * 8;
@@ -125,10 +126,12 @@ pub(crate) mod row {
     pub(crate) const SERVANTS: u64 = STOPPING + 8;
     /// 1 when the participant has no life lock because its system gives none; the lock then says nothing about it.
     pub(crate) const UNLOCKED: u64 = SERVANTS + 8;
+    /// Where others read what the participant's streams of devices wait for: line of an object that it holds, or 0.
+    pub(crate) const STREAMS: u64 = UNLOCKED + 8;
     /// What its threads wait for without a deadline: entries of four words, `{kind: 4 | version: 60}`, then for an
     /// object its line and `{sequence: 32 | event: 32}`, for a context its number and how many processes run; and since
     /// when, CLOCK_MONOTONIC nanoseconds. Kind 0 is no wait.
-    pub(crate) const WAITS: u64 = (UNLOCKED + 8).next_multiple_of(super::LINE);
+    pub(crate) const WAITS: u64 = (STREAMS + 8).next_multiple_of(super::LINE);
     /// Entries of [`WAITS`]; a participant with more waiting threads is never taken for stuck.
     pub(crate) const WAIT_ENTRIES: u64 = 8;
     /// What its threads have taken out of cells and not handed to the program yet: `{line of the cell + 1: 38 | lap: 26}`

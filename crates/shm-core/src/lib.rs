@@ -24,6 +24,8 @@
 
 #[macro_use]
 pub mod failpoint;
+#[macro_use]
+pub mod say;
 
 pub mod arena;
 pub mod audit;

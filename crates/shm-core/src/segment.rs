@@ -18,9 +18,11 @@ use crate::error::{Bytes, Error, ErrorKind, Result, Shortage};
 use crate::room::{self, Limits};
 use crate::strategy::{Backing, SharingStrategy, file_size_limit};
 
+mod extent;
 mod fork_page;
 mod pages;
 
+pub(crate) use extent::Extent;
 pub use fork_page::ForkPage;
 pub(crate) use pages::demand as demand_huge_pages;
 pub use pages::{HugePages, PageSize};
@@ -108,7 +110,8 @@ impl Segment {
         let (map, size) = reserve(&backing, capacity)?;
         strategy.fix_size(&mut backing, size)?;
         if size < capacity.wanted {
-            tracing::warn!(
+            crate::say!(
+                warn,
                 wanted = capacity.wanted,
                 reserved = size,
                 "the arena's capacity was reduced: the address space or the file size is limited (ulimit -v, ulimit -f)"
@@ -293,7 +296,8 @@ impl Segment {
         // SAFETY: offset ≤ capacity was just checked, so the address is inside the mapping or one past its end, which is one allocation of at most
         // isize::MAX bytes.
         let address = unsafe { self.map.as_mut_ptr().add(offset as usize) };
-        NonNull::new(address)
+        // SAFETY: no mapping begins at the null page, and the address lies in one.
+        Some(unsafe { NonNull::new_unchecked(address) })
     }
 
     /// The 64-bit word at `offset`, if it lies inside the arena and is aligned.

@@ -13,6 +13,7 @@ use crate::lease::{Entry, Kind};
 use crate::line::{Counted, Mode, Tag};
 use crate::message::{self, What};
 use crate::object::{Array, ObjectKind};
+use crate::object::{apart, place};
 use crate::participant::table::{Life, RowState};
 use crate::permits;
 use crate::steps::{claimant, reaper_word};
@@ -137,6 +138,7 @@ pub(crate) const OF_WORDS: u64 = {
     hash = fold(hash, word::taking(ONE, POSITION, false));
     hash = fold(hash, word::taking(OTHER, POSITION, true));
     hash = fold(hash, Ring { capacity: 1 }.after(u64::MAX - 1));
+    hash = fold(hash, place(1, apart(16)));
     of_messages(of_objects(hash))
 };
 

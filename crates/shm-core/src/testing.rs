@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -60,6 +60,19 @@ pub(crate) fn assert_passed(output: &Output) {
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// Waits until it is so; `false` if it never gets so. For what a child that another test is just starting keeps from being
+/// so: until it runs its program, it has a copy of each descriptor of this process.
+pub(crate) fn gets_so(is_so: impl Fn() -> bool) -> bool {
+    let begun = Instant::now();
+    while !is_so() {
+        if begun.elapsed() > WATCHDOG {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
 }
 
 /// A child that reached a certain point and stays there until it is signalled, or until this value is dropped.

@@ -11,7 +11,7 @@ use crate::cells::{Cells, Claim, Owner, Take, Wake, read_into};
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
 use crate::intake::Intake;
-use crate::lane::Lane;
+use crate::lane::At;
 use crate::layout::LINE;
 use crate::lease::{Kind, Ticket};
 use crate::message::{Arrived, Entries, Entry, FEW, Incoming, Outgoing, parse_into};
@@ -84,10 +84,13 @@ pub(crate) fn damaged() -> Error {
     )
 }
 
-/// What a message refers to, as it says.
-type Named = smallvec::SmallVec<[Entry; FEW]>;
-/// The lease entries of these.
-type Entered = smallvec::SmallVec<[u32; FEW]>;
+/// What a message refers to, as it says, and the lease entries of these. Filled in its place: to move what has just been
+/// written word by word takes longer than to write it.
+#[derive(Default)]
+struct Arrival {
+    named: smallvec::SmallVec<[Entry; FEW]>,
+    leases: smallvec::SmallVec<[u32; FEW]>,
+}
 
 /// Why a message that refers to something cannot be taken out of its cell.
 enum Refused {
@@ -135,7 +138,8 @@ impl Object {
         cells: &Cells<ArrayRef<'_>>,
         message: &mut Outgoing,
     ) -> Result<Put> {
-        let departure = Departure::prepare(self, message)?;
+        let mut departure = Departure::default();
+        departure.prepare(self, message)?;
         let pos = match claim(cells, self.arena().me()) {
             Ok(Ok(pos)) => pos,
             other => {
@@ -146,10 +150,7 @@ impl Object {
         crate::failpoint!("put.claimed");
         cells.write(pos, &message.payload);
         crate::failpoint!("put.written");
-        let ticket = Ticket {
-            cell: cell_offset(&cells.0, pos),
-            position: pos,
-        };
+        let ticket = ticket(&cells.0, pos);
         if let Err(error) = departure.give(self, &message.pins, Kind::Giving, ticket) {
             cells.abandon(pos);
             departure.cancel(self);
@@ -170,50 +171,47 @@ impl Object {
         if lane.is_closed() {
             return Ok(Put::Closed);
         }
-        let Some(pos) = lane.next_free() else {
+        let Some(at) = lane.free_one() else {
             return Ok(Put::Full);
         };
         if !message.pins.is_empty() {
-            return self.put_lane_with_handles(&lane, pos, message);
+            return self.put_lane_with_handles(&at, message);
         }
         Departure::check(self, message)?;
-        lane.write(pos, &message.payload);
+        at.cell.write(&message.payload);
         crate::failpoint!("lane.put.written");
         crate::failpoint!("lane.put.giving");
-        if !lane.publish(pos) {
+        if !at.publish() {
             return Ok(Put::Closed);
         }
         crate::failpoint!("lane.put.published");
-        Ok(Put::Done(pos))
+        Ok(Put::Done(at.pos))
     }
 
     /// The rest of [`put_lane`](Self::put_lane), for a message that refers to something.
     fn put_lane_with_handles(
         &self,
-        lane: &Lane<ArrayRef<'_>>,
-        pos: u64,
+        at: &At<'_, ArrayRef<'_>>,
         message: &mut Outgoing,
     ) -> Result<Put> {
-        let departure = Departure::prepare(self, message)?;
-        lane.write(pos, &message.payload);
+        let mut departure = Departure::default();
+        departure.prepare(self, message)?;
+        at.cell.write(&message.payload);
         crate::failpoint!("lane.put.written");
-        let ticket = Ticket {
-            cell: cell_offset(&lane.0, pos),
-            position: pos,
-        };
+        let ticket = at.ticket();
         if let Err(error) = departure.give(self, &message.pins, Kind::GivingLane, ticket) {
             departure.cancel(self);
             return Err(error);
         }
         crate::failpoint!("lane.put.giving");
-        if !lane.publish(pos) {
+        if !at.publish() {
             departure.take_back(self, &message.pins);
             departure.cancel(self);
             return Ok(Put::Closed);
         }
         crate::failpoint!("lane.put.published");
         departure.done(self, message);
-        Ok(Put::Done(pos))
+        Ok(Put::Done(at.pos))
     }
 
     /// Takes the next message out of array `index`. `seen_orphans` is the consumer's own, 0 at first.
@@ -296,38 +294,33 @@ impl Object {
         pos: u64,
         message: &mut Incoming,
     ) -> Result<Found> {
-        let (named, leases) = match self.admit(&cells.0, pos, Kind::Recv, message) {
-            Ok(admitted) => admitted,
-            Err(refused) => {
-                let error = match refused {
-                    Refused::Garbage(error) => {
-                        let _ = cells.release(pos);
-                        error
-                    }
-                    Refused::NoRoom(error) => {
-                        cells.hand_back(pos);
-                        error
-                    }
-                };
-                // The caller gets no message, so it will wake nobody for the cell that changed.
-                self.notify_all();
-                return Err(error);
-            }
-        };
+        let mut arrival = Arrival::default();
+        if let Err(refused) = self.admit(ticket(&cells.0, pos), Kind::Recv, message, &mut arrival) {
+            let error = match refused {
+                Refused::Garbage(error) => {
+                    let _ = cells.release(pos);
+                    error
+                }
+                Refused::NoRoom(error) => {
+                    cells.hand_back(pos);
+                    error
+                }
+            };
+            // The caller gets no message, so it will wake nobody for the cell that changed.
+            self.notify_all();
+            return Err(error);
+        }
         crate::failpoint!("get.recorded");
         if let Err(error) = self.count_task() {
             message.clear();
-            for lease in leases {
-                self.arena().leases().clear(self.arena().segment(), lease);
-                self.arena().leases().put_back(lease);
-            }
+            self.leave(&arrival);
             cells.hand_back(pos);
             self.notify_all();
             return Err(error);
         }
         let _intake = self.intake(cells, pos);
         self.release_cell(cells, pos);
-        self.arrive(&named, &leases, message);
+        self.arrive(&arrival, message);
         Ok(Found::Message(pos))
     }
 
@@ -357,7 +350,7 @@ impl Object {
     #[inline]
     fn get_lane(&self, index: usize, message: &mut Incoming) -> Result<Found> {
         let lane = self.lane(index)?;
-        let Some(pos) = lane.next_ready() else {
+        let Some(at) = lane.ready_one() else {
             let drained = lane.is_closed() && lane.is_drained(lane.head());
             return Ok(if drained {
                 Found::Drained
@@ -365,112 +358,108 @@ impl Object {
                 Found::Empty
             });
         };
-        read_into(&lane.0, pos, message.bytes.near());
+        at.cell.read_into(message.bytes.near());
         let Some(body) = message.bytes.bare() else {
-            return self.get_lane_with_handles(&lane, pos, message);
+            return self.get_lane_with_handles(&at, message);
         };
         crate::failpoint!("lane.get.recorded");
-        lane.release(pos);
+        at.release();
         crate::failpoint!("lane.get.released");
         message.bytes.set_bare(body);
-        Ok(Found::Message(pos))
+        Ok(Found::Message(at.pos))
     }
 
     /// The rest of [`get_lane`](Self::get_lane), for a message that refers to something.
     fn get_lane_with_handles(
         &self,
-        lane: &Lane<ArrayRef<'_>>,
-        pos: u64,
+        at: &At<'_, ArrayRef<'_>>,
         message: &mut Incoming,
     ) -> Result<Found> {
-        let (named, leases) = match self.admit(&lane.0, pos, Kind::RecvLane, message) {
-            Ok(admitted) => admitted,
+        let mut arrival = Arrival::default();
+        match self.admit(at.ticket(), Kind::RecvLane, message, &mut arrival) {
+            Ok(()) => {}
             Err(Refused::Garbage(error)) => {
-                lane.release(pos);
+                at.release();
                 self.notify_all();
                 return Err(error);
             }
             Err(Refused::NoRoom(error)) => return Err(error),
-        };
+        }
         crate::failpoint!("lane.get.recorded");
-        lane.release(pos);
+        at.release();
         crate::failpoint!("lane.get.released");
-        self.arrive(&named, &leases, message);
-        Ok(Found::Message(pos))
+        self.arrive(&arrival, message);
+        Ok(Found::Message(at.pos))
     }
 
-    /// Takes apart a message that refers to something, came from `pos` and is in `message`, and records that its references
-    /// come in. `message` is empty if they cannot.
+    /// Takes apart a message that refers to something, came from the ticket's cell and is in `message`, and records that its
+    /// references come in. `message` is empty if they cannot.
     fn admit(
         &self,
-        array: &ArrayRef<'_>,
-        pos: u64,
+        ticket: Ticket,
         kind: Kind,
         message: &mut Incoming,
-    ) -> Result<(Named, Entered), Refused> {
-        let mut named = Named::new();
-        let payload = message.bytes.payload();
-        if let Err(error) = parse_into(self.arena(), &payload, &mut named, &mut message.bytes) {
+        arrival: &mut Arrival,
+    ) -> Result<(), Refused> {
+        let named = &mut arrival.named;
+        if let Err(error) = parse_into(self.arena(), named, &mut message.bytes) {
             message.clear();
             return Err(Refused::Garbage(error));
         }
-        let ticket = Ticket {
-            cell: cell_offset(array, pos),
-            position: pos,
-        };
-        match self.receive(&named, kind, ticket) {
-            Ok(leases) => Ok((named, leases)),
-            Err(error) => {
-                message.clear();
-                Err(Refused::NoRoom(error))
-            }
+        if let Err(error) = self.receive(arrival, kind, ticket) {
+            message.clear();
+            self.leave(arrival);
+            return Err(Refused::NoRoom(error));
         }
+        Ok(())
     }
 
     /// Records that the references of a message come in with the ticket's cell; they count once it is released.
     #[inline]
-    fn receive(&self, named: &[Entry], kind: Kind, ticket: Ticket) -> Result<Entered> {
+    fn receive(&self, arrival: &mut Arrival, kind: Kind, ticket: Ticket) -> Result<()> {
         let arena = self.arena();
-        let mut leases = Entered::new();
-        for entry in named {
-            match arena.leases().reserve(arena.segment()) {
-                Ok(lease) => {
-                    arena.leases().record_ticket(
-                        arena.segment(),
-                        lease,
-                        (kind, entry.line, entry.generation),
-                        ticket,
-                    );
-                    leases.push(lease);
-                }
-                Err(error) => {
-                    for lease in leases {
-                        arena.leases().clear(arena.segment(), lease);
-                        arena.leases().put_back(lease);
-                    }
-                    return Err(error);
-                }
-            }
+        for entry in &arrival.named {
+            let lease = arena.leases().reserve(arena.segment())?;
+            arena.leases().record_ticket(
+                arena.segment(),
+                lease,
+                (kind, entry.line, entry.generation),
+                ticket,
+            );
+            arrival.leases.push(lease);
         }
-        Ok(leases)
+        Ok(())
+    }
+
+    /// The references stay where they are: what [`receive`](Self::receive) has recorded does not count.
+    #[cold]
+    fn leave(&self, arrival: &Arrival) {
+        let arena = self.arena();
+        for &lease in &arrival.leases {
+            arena.leases().clear(arena.segment(), lease);
+            arena.leases().put_back(lease);
+        }
     }
 
     /// The cell is released: the references are ours.
     #[inline]
-    fn arrive(&self, named: &[Entry], leases: &[u32], message: &mut Incoming) {
+    fn arrive(&self, arrival: &Arrival, message: &mut Incoming) {
         let arena = self.arena();
         let entries = message.entries.insert(Entries::default());
-        for (entry, &lease) in named.iter().zip(leases) {
+        // Room first: what is pushed would be moved once more.
+        entries.0.resize_with(arrival.named.len(), || None);
+        let places = entries.0.iter_mut();
+        for ((entry, &lease), place) in arrival.named.iter().zip(&arrival.leases).zip(places) {
             arena
                 .leases()
                 .mark(arena.segment(), lease, Kind::Held, entry.line);
             let held = Held::adopt(arena, lease, entry.line, entry.generation);
-            entries.0.push(Some(Arrived {
+            *place = Some(Arrived {
                 held,
                 what: entry.what,
                 extra: entry.extra,
                 place: entry.place,
-            }));
+            });
         }
     }
 }
@@ -487,8 +476,11 @@ fn claim(cells: &Cells<ArrayRef<'_>>, me: Owner) -> Result<std::result::Result<u
     })
 }
 
-/// Offset of the word of the cell at `pos`: what a ticket names.
+/// What names the message at `pos` in a lease.
 #[inline]
-pub(crate) fn cell_offset(array: &crate::object::ArrayRef<'_>, pos: u64) -> u64 {
-    array.first + array.index(pos) * LINE
+pub(crate) fn ticket(array: &ArrayRef<'_>, pos: u64) -> Ticket {
+    Ticket {
+        cell: array.offset(pos),
+        position: pos,
+    }
 }

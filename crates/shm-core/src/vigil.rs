@@ -107,7 +107,7 @@ fn sleep_on<'a>(
             // ENOSYS from an older kernel, EPERM or EACCES from a sandbox that does not know it; anything else that is not
             // about the words (ENOMEM) must not become a busy loop either.
             Err(error) if !matches!(error, Errno::AGAIN | Errno::INTR | Errno::FAULT) => {
-                tracing::debug!(%error, "no futex_waitv: futures look at their events every few milliseconds");
+                crate::say!(debug, %error, "no futex_waitv: futures look at their events every few milliseconds");
                 MISSING.store(true, Relaxed);
             }
             _ => return false,

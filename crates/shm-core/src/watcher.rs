@@ -60,7 +60,7 @@ impl Watcher {
             .name("tensormp-watch".into())
             .stack_size(256 << 10)
             .spawn(move || watch(me, &inner, &gate, &told))
-            .inspect_err(|error| tracing::warn!(%error, "no thread to watch other participants; their death is noticed later"))
+            .inspect_err(|error| crate::say!(warn, %error, "no thread to watch other participants; their death is noticed later"))
             .ok()?;
         Some(Self { stop })
     }
@@ -126,7 +126,11 @@ impl Gate {
         }
         let gate = &arena.0.gate;
         if WATCHES.get() {
-            gate.own.fetch_sub(1, Ordering::AcqRel);
+            // One that another thread made may be dropped here, too: that takes none of the watcher's own away.
+            let fewer = |own: usize| (own > 1).then(|| own - 1);
+            let _ = gate
+                .own
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer);
             return;
         }
         let is_last =
@@ -231,4 +235,49 @@ fn look(arena: &Arena, pidfds: &mut HashMap<Owner, OwnedFd>) {
         }
     }
     pidfds.retain(|owner, _| present.contains(owner));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use parking_lot::Mutex;
+
+    use crate::Arena;
+
+    #[test]
+    fn a_handle_that_another_thread_made_and_the_watcher_drops_holds_nobody_up() {
+        static HANDED: Mutex<Vec<Arena>> = Mutex::new(Vec::new());
+        static DROPPED: AtomicBool = AtomicBool::new(false);
+        static GO_ON: AtomicBool = AtomicBool::new(false);
+        fn drop_and_wait() {
+            let handed = std::mem::take(&mut *HANDED.lock());
+            if handed.is_empty() {
+                return;
+            }
+            drop(handed);
+            DROPPED.store(true, Ordering::Release);
+            while !GO_ON.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let arena = Arena::builder().capacity(128 << 20).create().unwrap();
+        HANDED.lock().extend((0..4).map(|_| arena.clone()));
+        arena.at_each_look(drop_and_wait);
+        while !DROPPED.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // In the middle of the look, which waits for this thread in its turn.
+        let (said, told) = mpsc::channel();
+        let one = arena.clone();
+        std::thread::spawn(move || {
+            drop(one);
+            said.send(()).unwrap();
+        });
+        let outcome = told.recv_timeout(Duration::from_secs(60));
+        GO_ON.store(true, Ordering::Release);
+        assert_eq!(outcome, Ok(()));
+    }
 }

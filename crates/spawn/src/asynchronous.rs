@@ -41,7 +41,7 @@ impl<R> SpawnContext<R> {
             key: None,
         }
         .await;
-        self.join()
+        self.join_at_once()
     }
 }
 

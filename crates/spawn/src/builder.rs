@@ -72,17 +72,33 @@ where
     builder().spawn(f, args, n)
 }
 
-/// [`spawn`] with options.
+/// [`spawn`] with options: what the processes are called, what they get, and how they are started and stopped.
 ///
 /// ```no_run
-/// # use std::time::Duration;
-/// # fn work(_rank: usize, _: ()) {}
-/// # fn main() -> spawn::Result<()> {
-/// # spawn::init();
-/// let mut context = spawn::builder().name("resize").grace(Duration::from_secs(1)).spawn(work, (), 4)?;
-/// # context.join()?;
-/// # Ok(())
-/// # }
+/// use std::time::Duration;
+///
+/// fn resize(rank: usize, width: u32) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
+///     let level = std::env::var("LOG_LEVEL")?; // as set below
+///     let here = std::env::current_dir()?;
+///     Ok(format!("{level}: {} is at {width} in {}", rank, here.display()))
+/// }
+///
+/// fn main() -> spawn::Result<()> {
+///     spawn::init();
+///     let mut context = spawn::builder()
+///         .name("resize") // "resize.0" and "resize.1" in `top`, in errors and as names of threads
+///         .env("LOG_LEVEL", "debug")
+///         .env_remove("DISPLAY")
+///         .current_dir("/tmp")
+///         .hello_deadline(Duration::from_secs(30)) // to reach `init`
+///         .grace(Duration::from_secs(1)) // from SIGTERM to SIGKILL
+///         .spawn(resize, 640, 2)?;
+///     match context.join_timeout(Duration::from_secs(60))? {
+///         Some(lines) => println!("{}", lines.join("\n")),
+///         None => context.terminate(), // nothing is stopped by a timeout itself
+///     }
+///     Ok(())
+/// }
 /// ```
 pub fn builder() -> Builder {
     Builder {

@@ -10,6 +10,7 @@ use crate::desk;
 use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
 use crate::hello::Handle;
 use crate::link::{self, Mailbox};
+use crate::run::Why;
 use crate::story::{Phase, Story, after};
 use crate::tail::Tail;
 
@@ -67,12 +68,12 @@ pub struct Stopper {
 impl Stopper {
     /// As [`SpawnContext::terminate`].
     pub fn terminate(&self) {
-        desk::stop(&self.story, false);
+        desk::stop(&self.story, false, Why::Asked);
     }
 
     /// As [`SpawnContext::kill`].
     pub fn kill(&self) {
-        desk::stop(&self.story, true);
+        desk::stop(&self.story, true, Why::Asked);
     }
 }
 
@@ -93,6 +94,8 @@ pub struct SpawnContext<R> {
     /// How many ends `wait_any` has told.
     told: usize,
     end: Option<Result<Vec<R>>>,
+    /// Whose result was being made a value of this program, which is that program's code.
+    opening: Option<usize>,
 }
 
 /// A process of a [`SpawnContext`] and where it is in its life; given by [`SpawnContext::processes`].
@@ -130,6 +133,7 @@ impl<R> SpawnContext<R> {
             tails,
             told: 0,
             end: None,
+            opening: None,
         }
     }
 
@@ -142,6 +146,8 @@ impl<R> SpawnContext<R> {
     ///
     /// The first failure of any process, by time. [`Deadlock`](ErrorKind::Deadlock) when this wait could never end,
     /// because this process and those it waits for all wait for each other; the processes are stopped then.
+    /// [`ResultLost`](ErrorKind::ResultLost) after a join in which the program's own code panicked, that makes a value of
+    /// what a process returned.
     ///
     /// ```no_run
     /// # fn square(_rank: usize, x: u32) -> Result<u32, String> { Ok(x * x) }
@@ -153,7 +159,7 @@ impl<R> SpawnContext<R> {
     /// # }
     /// ```
     pub fn join(&mut self) -> Result<&[R]> {
-        self.settle(None);
+        self.settle(None)?;
         self.told()
     }
 
@@ -164,7 +170,7 @@ impl<R> SpawnContext<R> {
     ///
     /// The first failure of any process, by time.
     pub fn join_timeout(&mut self, timeout: Duration) -> Result<Option<&[R]>> {
-        self.settle(after(timeout));
+        self.settle(after(timeout))?;
         match &self.end {
             None => Ok(None),
             Some(_) => self.told().map(Some),
@@ -180,15 +186,39 @@ impl<R> SpawnContext<R> {
         self.join_timeout(Duration::ZERO)
     }
 
-    /// Like [`join_timeout`](SpawnContext::join_timeout), with another grace period than the context was made with:
-    /// from now on, what stops has `grace` from SIGTERM to SIGKILL. The two arguments of `join` in torch.
+    /// Like [`join_timeout`](SpawnContext::join_timeout), with another grace period than the context was made with. The
+    /// two arguments of `join` in torch.
     ///
-    /// The timeout is the one limit for all of it: it does not start again with each process, and when it ends while
-    /// processes are being stopped, that is `None` too, and they go on being stopped.
+    /// - `timeout`: how long this call waits at most, for all of it: it does not start again with each process, nor when
+    ///   they begin to be stopped.
+    /// - `grace`: how long what is stopped has from SIGTERM to SIGKILL. It holds from now on, also after this call, and
+    ///   zero sends SIGKILL at once. What is being stopped already has what it had.
+    ///
+    /// `Ok(None)` means that the timeout has passed and at least one process has not ended: all run, or one has failed
+    /// and the others, which are being stopped, have not all ended yet. Nothing is stopped because of the timeout, no
+    /// result is lost, and another join goes on where this one left off.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn work(_rank: usize, _: ()) -> Result<u32, String> { Ok(1) }
+    /// # fn main() -> spawn::Result<()> {
+    /// # spawn::init();
+    /// let mut context = spawn::spawn(work, (), 4)?;
+    /// let grace = Duration::from_millis(500);
+    /// let total: u32 = loop {
+    ///     match context.join_within(Duration::from_secs(10), grace)? {
+    ///         Some(results) => break results.iter().sum(),
+    ///         None => println!("still at work: {:?}", context.processes()),
+    ///     }
+    /// };
+    /// # let _ = total;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// The first failure of any process, by time.
+    /// The first failure of any process, by time, once all have ended.
     pub fn join_within(&mut self, timeout: Duration, grace: Duration) -> Result<Option<&[R]>> {
         desk::set_grace(&self.story, grace);
         self.join_timeout(timeout)
@@ -247,7 +277,7 @@ impl<R> SpawnContext<R> {
     ///
     /// The first failure of any process, by time.
     pub fn into_results(mut self) -> Result<Vec<R>> {
-        self.settle(None);
+        self.settle(None)?;
         self.end.take().unwrap_or_else(|| Err(unsettled()))
     }
 
@@ -284,12 +314,12 @@ impl<R> SpawnContext<R> {
     /// [`join`](SpawnContext::join) waits, and says [`Interrupted`](ErrorKind::Interrupted) unless all had returned or
     /// one had failed before.
     pub fn terminate(&self) {
-        desk::stop(&self.story, false);
+        desk::stop(&self.story, false, Why::Asked);
     }
 
     /// Ends all processes now, with SIGKILL. Returns at once.
     pub fn kill(&self) {
-        desk::stop(&self.story, true);
+        desk::stop(&self.story, true, Why::Asked);
     }
 
     /// A handle that stops the processes from elsewhere, such as a thread that waits for signals while this one joins.
@@ -300,29 +330,54 @@ impl<R> SpawnContext<R> {
     }
 
     /// Has `hook` called when all processes have ended, with what [`join`](SpawnContext::join) would say, or at once if
-    /// they have. It runs on the thread that supervises all processes of this program: it must not block, start a
-    /// process, or join one.
+    /// they have. It runs on the thread that supervises all processes of this program, so it must not block. What would
+    /// wait for that thread (to start a process, to join one that runs, to let it go) is an error there, and a context
+    /// that is dropped there is stopped without being waited for.
     pub fn on_end(&self, hook: impl FnOnce(&Result<()>) + Send + 'static) {
         self.story.on_end(Box::new(hook));
     }
 
+    /// The end that has come.
+    pub(crate) fn join_at_once(&mut self) -> Result<&[R]> {
+        if self.story.would_never_end() {
+            return Err(desk::not_here());
+        }
+        self.settle(Some(Instant::now()))?;
+        self.told()
+    }
+
     /// Waits for the end and reads the results, once.
-    fn settle(&mut self, until: Option<Instant>) {
+    fn settle(&mut self, until: Option<Instant>) -> Result<()> {
         if self.end.is_some() {
-            return;
+            return Ok(());
         }
         let stuck = |deadlock| desk::give_up(&self.story, deadlock);
         let Some(end) = self.story.wait(until, stuck) else {
-            return;
+            return Ok(());
         };
+        // It cannot be waited for here; elsewhere it may be.
+        if self.story.end().is_none() {
+            return end;
+        }
         let workers = self.workers();
-        // What they wrote comes before what is told about them.
-        self.tails.drain(..).for_each(|tail| tail.flush());
+        // What they wrote comes before what is told about them, unless whoever reads it is slow.
+        self.pass_on(until);
+        if let Some(worker) = self.opening.and_then(|rank| workers.get(rank)) {
+            let (worker, reason) = (worker.clone(), PANICKED.to_owned());
+            self.end = Some(Err(Error::told(
+                ErrorKind::ResultLost { worker, reason },
+                None,
+            )));
+            self.inboxes.clear();
+            return Ok(());
+        }
+        let opening = &mut self.opening;
         self.end = Some(end.and_then(|()| {
             self.inboxes
                 .iter()
                 .zip(workers)
                 .filter_map(|(inbox, worker)| {
+                    *opening = Some(worker.rank);
                     let bytes = self.story.take_value(worker.rank);
                     inbox
                         .as_ref()
@@ -333,6 +388,20 @@ impl<R> SpawnContext<R> {
         // The letterboxes have nothing more to give.
         self.inboxes.clear();
         self.daemons.clear();
+        Ok(())
+    }
+
+    /// Passes on what the processes wrote to their stderr as far as it is read soon; the rest goes on its way without
+    /// this context.
+    fn pass_on(&mut self, until: Option<Instant>) {
+        let now = Instant::now();
+        let left = until.map_or(SOON, |until| until.saturating_duration_since(now));
+        let limit = match desk::is_supervisor() {
+            true => Duration::ZERO,
+            false => left.clamp(AT_ONCE, SOON),
+        };
+        let until = now + limit;
+        self.tails.drain(..).for_each(|tail| tail.flush(until));
     }
 
     pub(crate) fn story(&self) -> &Story {
@@ -348,6 +417,14 @@ impl<R> SpawnContext<R> {
     }
 }
 
+/// How long a program that waits for its processes also waits for whoever reads what they wrote to their stderr.
+const SOON: Duration = Duration::from_secs(1);
+/// And one that does not wait, for a thread that is just passing that on.
+const AT_ONCE: Duration = Duration::from_millis(20);
+
+/// What is told of a result that this program's own code could not make.
+const PANICKED: &str = "what was to make of it a value of this program panicked when it was joined";
+
 /// Waiting without a limit ends only with the end, so nobody sees this.
 fn unsettled() -> Error {
     Error::new(
@@ -359,11 +436,11 @@ fn unsettled() -> Error {
 impl<R> Drop for SpawnContext<R> {
     fn drop(&mut self) {
         if self.end.is_none() && self.story.end().is_none() {
-            desk::stop(&self.story, false);
+            desk::stop(&self.story, false, Why::Dropped);
             // Bounded: grace, SIGKILL, and a limit for what even that does not end.
             self.story.wait(None, drop);
         }
-        self.tails.drain(..).for_each(|tail| tail.flush());
+        self.pass_on(None);
     }
 }
 

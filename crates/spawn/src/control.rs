@@ -1,9 +1,13 @@
 //! The control socket between a parent and one child: whole packets, descriptors with them, and an end of file that
 //! means that the other side is gone.
+//!
+//! What a worker calls once on its way is `inline` here and in other modules: it stands in the code of whoever calls it,
+//! then, since each other place of a large program's code costs a start some microseconds.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -54,7 +58,12 @@ pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((apart(ours)?, apart(theirs)?))
 }
 
-/// Sends a packet with descriptors.
+/// How long descriptors that are on their way to others may be in the way of more of them.
+const ON_THEIR_WAY: Duration = Duration::from_secs(10);
+
+/// Sends a packet with descriptors. What one user's processes have sent and nobody has received yet is limited as what a
+/// process has open is, unless it has rights: many at once wait here until those that are being started took theirs.
+#[inline]
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -65,6 +74,7 @@ pub(crate) fn send(
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::INVAL);
     }
+    let mut until = None;
     loop {
         match sendmsg(
             socket,
@@ -73,23 +83,31 @@ pub(crate) fn send(
             SendFlags::NOSIGNAL,
         ) {
             Err(Errno::INTR) => {}
+            Err(Errno::TOOMANYREFS)
+                if Instant::now() < *until.get_or_insert_with(|| Instant::now() + ON_THEIR_WAY) =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             other => return other.map(drop),
         }
     }
 }
 
 /// Sends a frame, waiting for room: the parent reads all the time, so a full socket means a parent that is stopped.
+#[inline]
 pub(crate) fn tell(socket: BorrowedFd<'_>, frame: &Frame) -> Result<(), Errno> {
     send(socket, &frame.encode(), &[])
 }
 
 /// Sends the last frame of all: the parent, who does not look at each frame as it comes, is woken for it.
+#[inline]
 pub(crate) fn tell_last(socket: BorrowedFd<'_>, frame: &Frame) -> Result<(), Errno> {
     let told = tell(socket, frame);
     rustix::net::shutdown(socket, Shutdown::Write).and(told)
 }
 
 /// Receives one packet of up to `size` bytes with its descriptors; `None` at the end of file.
+#[inline]
 pub(crate) fn receive(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Packet>, String> {
     match receive_any(socket, size)? {
         // It would show as a bad handle much later.
@@ -103,13 +121,15 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Pack
 }
 
 /// The same, also if not all of its descriptors arrived.
+#[inline]
 pub(crate) fn receive_any(socket: BorrowedFd<'_>, size: usize) -> Result<Option<Packet>, String> {
     // As much room as the packet takes: touching the pages of the largest would cost a child more than asking.
     let length = loop {
         let asked = RecvFlags::PEEK | RecvFlags::TRUNC;
         match rustix::net::recv(socket, &mut [0_u8; 0][..], asked) {
-            Err(Errno::INTR) => {}
-            Ok((_, 0)) | Err(Errno::CONNRESET) => return Ok(None),
+            // A reset is told once, where the other side ended with a packet unread. What it had said comes after that.
+            Err(Errno::INTR | Errno::CONNRESET) => {}
+            Ok((_, 0)) => return Ok(None),
             Ok((_, length)) => break length.min(size),
             Err(errno) => return Err(format!("the control socket failed: {errno}")),
         }
@@ -124,22 +144,21 @@ pub(crate) fn receive_any(socket: BorrowedFd<'_>, size: usize) -> Result<Option<
             &mut control,
             RecvFlags::CMSG_CLOEXEC,
         ) {
-            Err(Errno::INTR) => {}
-            Err(Errno::CONNRESET) => return Ok(None),
+            Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(errno) => return Err(format!("the control socket failed: {errno}")),
             Ok(received) => break received,
         }
     };
-    let descriptors: Vec<OwnedFd> = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-            _ => None,
-        })
-        .flatten()
-        .map(apart)
-        .collect::<Result<_, _>>()
-        .map_err(|errno| format!("a descriptor that came with a packet: {errno}"))?;
+    let mut descriptors = Vec::with_capacity(DESCRIPTORS);
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(came) = message {
+            for descriptor in came {
+                let descriptor = apart(descriptor)
+                    .map_err(|errno| format!("a descriptor that came with a packet: {errno}"))?;
+                descriptors.push(descriptor);
+            }
+        }
+    }
     // The kernel installs as many as fit and drops the rest without an error.
     let truncated = received.flags.contains(ReturnFlags::CTRUNC);
     if received.bytes == 0 {
@@ -153,9 +172,12 @@ pub(crate) fn receive_any(socket: BorrowedFd<'_>, size: usize) -> Result<Option<
     }))
 }
 
-/// The process that sent the packet which is there, if the system says. The socket must have been told to ask for that
-/// before.
-pub(crate) fn sender(socket: BorrowedFd<'_>) -> Option<Pid> {
+/// The process that sent the packet which is there; `None` if none is, or the system does not say. The socket must have
+/// been told to ask for that before.
+///
+/// # Errors
+/// What the system answers: `CONNRESET` where the other end was closed and what was sent there had not been read.
+pub(crate) fn sender(socket: BorrowedFd<'_>) -> Result<Option<Pid>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; 1];
@@ -165,19 +187,23 @@ pub(crate) fn sender(socket: BorrowedFd<'_>) -> Option<Pid> {
         &mut [IoSliceMut::new(&mut bytes)],
         &mut control,
         flags,
-    )
-    .ok()?;
-    control.drain().find_map(|message| match message {
+    )?;
+    Ok(control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmCredentials(who) => Some(who.pid),
         _ => None,
-    })
+    }))
 }
 
 /// Whether the descriptor is one of a pair that this process made, as far as can be told: its number may be somebody
 /// else's by now.
 pub(crate) fn is_one_of_a_pair(socket: BorrowedFd<'_>) -> bool {
+    is_one_of_a_pair_of(socket, getpid())
+}
+
+/// The same of one that some process made.
+pub(crate) fn is_one_of_a_pair_of(socket: BorrowedFd<'_>, maker: Pid) -> bool {
     sockopt::socket_type(socket) == Ok(SocketType::SEQPACKET)
-        && sockopt::socket_peercred(socket).is_ok_and(|peer| peer.pid == getpid())
+        && sockopt::socket_peercred(socket).is_ok_and(|peer| peer.pid == maker)
 }
 
 /// Looks for the next frame without waiting.
@@ -254,5 +280,16 @@ mod tests {
             Heard::Frame(Frame::Arrived)
         ));
         assert!(matches!(listen(ours.as_fd(), &mut buffer), Heard::End));
+    }
+
+    #[test]
+    fn a_packet_of_one_that_did_not_read_is_received() {
+        let (ours, theirs) = pair().unwrap();
+        send(ours.as_fd(), b"unread", &[]).unwrap();
+        send(theirs.as_fd(), b"said", &[]).unwrap();
+        drop(theirs);
+        let packet = receive(ours.as_fd(), 64).unwrap().unwrap();
+        assert_eq!(packet.bytes, b"said");
+        assert!(receive(ours.as_fd(), 64).unwrap().is_none());
     }
 }

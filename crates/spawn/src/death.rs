@@ -1,11 +1,17 @@
 //! How a process ended, and whether the system killed it for want of memory.
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process, pidfd_send_signal, waitid,
+};
 
 use crate::error::Exit;
 
@@ -21,6 +27,74 @@ pub(crate) enum Seen {
 /// Looks at a process without waiting, and reaps it if it has ended.
 pub(crate) fn look(pidfd: impl AsFd) -> Seen {
     collect(pidfd, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
+}
+
+/// Sends a signal to a child that nobody has waited for: by its descriptor, or, where a filter of system calls that is
+/// older than that call stands in the way, by its id, which is its own until then.
+pub(crate) fn signal(pidfd: &OwnedFd, pid: u32, signal: Signal) -> Result<(), Errno> {
+    let refused = match pidfd_send_signal(pidfd, signal) {
+        Err(errno @ (Errno::PERM | Errno::NOSYS)) => errno,
+        other => return other,
+    };
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    match (
+        waitid(WaitId::PidFd(pidfd.as_fd()), look),
+        Pid::from_raw(pid as i32),
+    ) {
+        (Ok(None), Some(pid)) => kill_process(pid, signal),
+        (Ok(None), None) => Err(refused),
+        // It has ended, or is nobody's child here any more.
+        _ => Err(Errno::SRCH),
+    }
+}
+
+/// A child that several look at: whoever finds first how it ended keeps it for the others.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pub(crate) pidfd: Arc<OwnedFd>,
+    exit: Mutex<Option<Exit>>,
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if matches!(collect(&self.pidfd, look), Seen::Blind) {
+            // Something in this program closed it: what has its number is not ours to close.
+            std::mem::forget(Arc::clone(&self.pidfd));
+        }
+    }
+}
+
+impl Child {
+    pub(crate) fn new(pidfd: OwnedFd) -> Child {
+        Child {
+            pidfd: Arc::new(pidfd),
+            exit: Mutex::new(None),
+        }
+    }
+
+    /// Looks at it without waiting, and reaps it if it has ended. How it ended, if it has.
+    pub(crate) fn look(&self) -> Option<Exit> {
+        let mut exit = self.exit.lock();
+        if exit.is_none() {
+            *exit = match look(&self.pidfd) {
+                Seen::Alive => None,
+                Seen::Ended(exit) => Some(exit),
+                Seen::Blind => Some(Exit::Unknown),
+            };
+        }
+        exit.clone()
+    }
+
+    /// The same, once it has ended or that has passed.
+    pub(crate) fn ends(&self, within: Duration) -> Option<Exit> {
+        let within = Timespec::try_from(within).ok();
+        let _ = poll(
+            &mut [PollFd::new(&self.pidfd, PollFlags::IN)],
+            within.as_ref(),
+        );
+        self.look()
+    }
 }
 
 /// Waits for a process to end.

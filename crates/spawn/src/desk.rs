@@ -3,6 +3,7 @@
 //! Whoever starts, stops or lets go of processes leaves an order here. Something in the program may close the bell, or
 //! all descriptors: then the bell is replaced, or the order is given up and its sender told, and nobody waits for ever.
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,39 +14,47 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
-use rustix::process::getpid;
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use rustix::thread::gettid;
 
-use crate::death::OomKills;
+use crate::death::{Child, OomKills};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forkserver;
-use crate::launch::{Launched, Plan, advice};
-use crate::link::{Deadlock, Shared, apart};
+use crate::launch::{Plan, advice, launch_server};
+use crate::link::{self, Deadlock, Shared, apart};
 use crate::method::StartMethod;
-use crate::run::Options;
+use crate::rights::Rights;
+use crate::run::{Options, Why};
 use crate::start::{Enrolled, Start, launch_all};
+use crate::starter;
 use crate::story::Story;
 use crate::supervisor::{BELL, SLICE, Supervisor};
 use crate::trampoline::Target;
 use crate::watched::{Firsthand, Only, Watched};
 
+/// A fork server that was started: its process id, the process if it could be looked at, and the way to it.
+pub(crate) type Served = (u32, Option<Arc<Child>>, OwnedFd);
+
 /// What the supervisor can be told to do.
 pub(crate) enum Order {
-    /// Start the processes of one context here, and watch them.
-    Start(Start, SyncSender<Result<()>>),
+    /// Start the processes of one context here, and watch them; they come back where this thread has other rights.
+    Start(Start, Rights, SyncSender<Result<Option<Start>>>),
     /// Watch the processes of one context, which were started elsewhere.
     Watch(Enrolled),
-    /// Start a fork server.
-    Serve(Option<Target>, SyncSender<Result<Launched>>),
+    /// Start a fork server. There is none where this thread has other rights.
+    Serve(Option<Target>, Rights, SyncSender<Result<Option<Served>>>),
+    /// Wait for a fork server that was started elsewhere.
+    Mind(u32, Arc<Child>),
     Stop {
         id: u32,
         kill: bool,
+        why: Why,
     },
     GiveUp {
         id: u32,
         deadlock: Deadlock,
     },
-    /// Stop all contexts.
+    /// Stop all contexts, because of a signal.
     StopAll {
         kill: bool,
     },
@@ -142,6 +151,32 @@ pub(crate) struct Desk {
 /// How old a count of out-of-memory kills may be to stand for "before the start".
 const RECOUNT: Duration = Duration::from_secs(1);
 
+/// The stack of a thread of ours: what the standard library gives to one, unless RUST_MIN_STACK says less.
+pub(crate) const STACK: usize = 2 << 20;
+
+thread_local! {
+    static SUPERVISES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The calling thread is the supervisor's, or another one that does what it is told to do here.
+pub(crate) fn supervise_here() {
+    SUPERVISES.set(true);
+}
+
+/// Whether the calling thread is one of these, as in a hook: then nothing that it waits for would come.
+pub(crate) fn is_supervisor() -> bool {
+    SUPERVISES.try_with(Cell::get).unwrap_or(false)
+}
+
+/// What is told then.
+pub(crate) fn not_here() -> Error {
+    Error::new(
+        ErrorKind::Usage,
+        "this is a thread that starts or supervises the processes of this program (a function given to `on_end` runs on \
+         one), so what is waited for here would never come: do it on another thread",
+    )
+}
+
 static DESK: Mutex<Option<Arc<Desk>>> = Mutex::new(None);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -151,6 +186,9 @@ pub(crate) fn start(
     shared: Vec<Shared>,
     options: Options,
 ) -> Result<Arc<Story>> {
+    if is_supervisor() {
+        return Err(not_here());
+    }
     // The bell and fork servers have tokens that no context can have, see `token`.
     let story = Arc::new(Story::new(
         NEXT.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1),
@@ -181,19 +219,67 @@ pub(crate) fn start(
     match launched {
         Some(launched) => desk.watch(start.enrol(launched)),
         None => {
+            let rights = Rights::now();
             let (reply, answer) = sync_channel(1);
-            desk.order(Order::Start(start, reply));
-            answer.recv().unwrap_or_else(|_| Err(ended()))?;
+            desk.order(Order::Start(start, rights.clone(), reply));
+            if let Some(start) = answer.recv().unwrap_or_else(|_| Err(ended()))? {
+                let (start, launched) = starter::start_with(&rights, move || {
+                    let launched = launch_all(&start.plans);
+                    (start, launched)
+                })
+                .map_err(no_starter)?;
+                desk.watch(start.enrol(launched?));
+            }
         }
     }
     Ok(story)
 }
 
-/// Starts a fork server, whose children have the supervisor's thread as the one that they die with.
-pub(crate) fn start_server(preload: Option<Target>) -> Result<Launched> {
+/// Starts a fork server with the rights of the calling thread, which are these. Its children have the thread that starts
+/// it, which lives as long as they do, as the one that they die with.
+pub(crate) fn start_server(preload: Option<Target>, rights: &Rights) -> Result<Served> {
+    if is_supervisor() {
+        return Err(not_here());
+    }
     let (reply, answer) = sync_channel(1);
-    desk()?.order(Order::Serve(preload, reply));
-    answer.recv().unwrap_or_else(|_| Err(ended()))
+    let desk = desk()?;
+    desk.order(Order::Serve(preload, rights.clone(), reply));
+    if let Some(served) = answer.recv().unwrap_or_else(|_| Err(ended()))? {
+        return Ok(served);
+    }
+    let launched = starter::start_with(rights, move || launch_server(preload.as_ref()))
+        .map_err(no_starter)??;
+    let child = launched.pidfd.map(|pidfd| Arc::new(Child::new(pidfd)));
+    if let Some(child) = &child {
+        desk.order(Order::Mind(launched.pid, Arc::clone(child)));
+    }
+    Ok((launched.pid, child, launched.control))
+}
+
+/// Waits for a fork server whose descriptors were closed; nobody has waited for it, so its process id is its own.
+pub(crate) fn mind_again(pid: u32) {
+    let pidfd = Pid::from_raw(pid as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    let Some(Ok(pidfd)) = pidfd.map(|pidfd| pidfd.and_then(apart)) else {
+        return;
+    };
+    let child = Arc::new(Child::new(pidfd));
+    // The desk's own may have been closed with them, which is seen when it is rung: then there is another one.
+    for _ in 0..2 {
+        let Ok(desk) = desk() else { return };
+        desk.order(Order::Mind(pid, Arc::clone(&child)));
+        if desk.open.load(Ordering::Acquire) {
+            return;
+        }
+    }
+}
+
+fn no_starter(source: std::io::Error) -> Error {
+    let advice = advice(&source);
+    let what = format!(
+        "this thread has other rights than the one that starts processes (no_new_privs, capabilities, filters of system \
+         calls), and a thread that starts them with these could not be had{advice}"
+    );
+    Error::caused(ErrorKind::Launch, what, source)
 }
 
 fn ended() -> Error {
@@ -208,6 +294,9 @@ fn ended() -> Error {
 pub(crate) fn detach(story: &Story) -> Result<()> {
     if !story.is_ours() {
         return story.wait(None, |_| ()).unwrap_or(Ok(()));
+    }
+    if is_supervisor() {
+        return Err(not_here());
     }
     let (reply, answer) = sync_channel(1);
     desk()?.order(Order::Detach {
@@ -246,7 +335,7 @@ pub(crate) fn nudge() {
     }
 }
 
-/// Stops the processes of all contexts.
+/// Stops the processes of all contexts, because of a signal.
 pub(crate) fn stop_all(kill: bool) {
     // A program that has started nothing needs no thread to stop it.
     let desk = DESK.lock().clone();
@@ -265,11 +354,12 @@ impl Order {
 }
 
 /// Stops the processes of a context; nothing happens if they have ended.
-pub(crate) fn stop(story: &Story, kill: bool) {
+pub(crate) fn stop(story: &Story, kill: bool, why: Why) {
     if story.is_ours()
         && let Ok(desk) = desk()
     {
-        desk.order(Order::Stop { id: story.id, kill });
+        let id = story.id;
+        desk.order(Order::Stop { id, kill, why });
     }
 }
 
@@ -294,6 +384,7 @@ fn desk() -> Result<Arc<Desk>> {
     let supervisor = Supervisor::new(Arc::clone(&desk));
     thread::Builder::new()
         .name("supervisor".to_owned())
+        .stack_size(STACK)
         .spawn(move || supervisor.serve())
         .map_err(|error| missing("a thread", error))?;
     // The one before, if there is one, is never dropped: it was given up because its descriptors were closed behind our
@@ -362,7 +453,7 @@ impl Desk {
     /// Has the orders taken, or given up.
     pub(crate) fn urge(&self) {
         if let Err(errno) = self.ring() {
-            tracing::error!(%errno, "the thread that supervises processes cannot be rung any more");
+            link::say!(error, %errno, "the thread that supervises processes cannot be rung any more");
             self.open.store(false, Ordering::Release);
         }
         // The thread may have ended just before: then nobody will take the order, and dropping it tells its sender.

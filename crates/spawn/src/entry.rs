@@ -24,12 +24,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{Frame, clip};
 use crate::hello::{Hello, INLINE, SERVER};
 use crate::image::image;
-use crate::launch::advice;
+use crate::launch::{advice, is_a_title};
 use crate::link;
 use crate::panic;
 use crate::server;
 use crate::setup::{ORDERS, Orders};
 use crate::signals;
+use crate::task;
 use crate::testing;
 use crate::trampoline::{self, Trampoline};
 use crate::worker::{Call, REFUSED};
@@ -44,8 +45,8 @@ const DEEPEST: u32 = 8;
 /// The stack of a worker's function: what a main thread usually has. Pages that are not used cost nothing.
 const STACK: usize = 8 << 20;
 
-/// A worker's end of the control socket.
-static CONTROL: OnceLock<&'static OwnedFd> = OnceLock::new();
+/// A worker's process id, and its end of the control socket.
+static CONTROL: OnceLock<(u32, &'static OwnedFd)> = OnceLock::new();
 
 /// Which participant started a worker, and the number of the context there that it belongs to.
 static SUPERVISOR: OnceLock<(link::Member, u32)> = OnceLock::new();
@@ -58,15 +59,15 @@ static NAME: OnceLock<String> = OnceLock::new();
 /// What a parent says to a child that shall outlive it.
 pub(crate) const DETACH: &[u8] = b"detach";
 
-static INITIALIZED: AtomicBool = AtomicBool::new(false);
+pub(crate) static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
 /// `init` was called where it cannot be the first line of `main`.
 static ASTRAY: AtomicBool = AtomicBool::new(false);
 
 /// What to do about that.
-const NOT_IN_A_TEST: &str = "`init()` was called on another thread than that of `main`, as in a test of the standard \
-                             harness, where each worker would run the other tests: make `init_in_test!()` (of \
-                             `tensormp` or `spawn`) the first line of the test";
+const NOT_IN_A_TEST: &str = "`init()` was called on another thread than that of `main`: make it the first line of `main`. \
+                             In a test of the standard harness, where each worker would run the other tests, make \
+                             `init_in_test!()` (of `tensormp` or `spawn`) the first line of the test";
 
 /// What to do where that is forgotten in one test of several.
 const FORGOTTEN: &str = "`init_in_test!()` (of `tensormp` or `spawn`) is not the first line of this test. It is that of \
@@ -100,6 +101,9 @@ pub fn init() {
 /// [`worker_main!`](crate::worker_main) calls.
 pub fn init_with(doors: &[Door]) {
     let is_main_thread = rustix::thread::gettid() == getpid();
+    if !is_main_thread {
+        testing::note_init();
+    }
     if is_main_thread || INITIALIZED.load(Ordering::Relaxed) {
         return enter(doors);
     }
@@ -145,7 +149,12 @@ pub(crate) fn depth_of_a_child(foreign: bool) -> Result<u32> {
         return Err(Error::new(ErrorKind::NotInitialized, message));
     }
     if !foreign && testing::is_forgotten() {
-        return Err(Error::new(ErrorKind::NotInitialized, FORGOTTEN));
+        let message = if testing::has_called_init() {
+            NOT_IN_A_TEST
+        } else {
+            FORGOTTEN
+        };
+        return Err(Error::new(ErrorKind::NotInitialized, message));
     }
     let depth = DEPTH.get().copied().unwrap_or(0);
     if depth >= DEEPEST {
@@ -160,7 +169,7 @@ pub(crate) fn depth_of_a_child(foreign: bool) -> Result<u32> {
     Ok(depth + 1)
 }
 
-enum Role {
+pub(crate) enum Role {
     Program,
     Worker,
     Broken(String),
@@ -168,7 +177,7 @@ enum Role {
 
 /// A worker's stdin is a packet socket that its parent made. Nothing that a worker starts in other ways can be taken
 /// for a worker: the marker is inherited, the stdin is not.
-fn role() -> Role {
+pub(crate) fn role() -> Role {
     let Some(parent) = std::env::var(MARKER)
         .ok()
         .and_then(|text| text.parse().ok())
@@ -177,11 +186,13 @@ fn role() -> Role {
         return Role::Program;
     };
     let stdin = rustix::stdio::stdin();
+    // A parent in another pid namespace has no id here, nor has the other end of the socket; then it alone has to tell.
+    let is_elsewhere = getppid().is_none();
     let is_ours = sockopt::socket_type(stdin) == Ok(SocketType::SEQPACKET)
-        && sockopt::socket_peercred(stdin).is_ok_and(|peer| peer.pid == parent);
+        && (is_elsewhere || sockopt::socket_peercred(stdin).is_ok_and(|peer| peer.pid == parent));
     if is_ours {
         Role::Worker
-    } else if getppid() == Some(parent) {
+    } else if getppid() == Some(parent) && is_titled() {
         Role::Broken(
             "its stdin is not the control socket any more: something before `init` changed it; make `init()` the first \
              line of `main`"
@@ -190,6 +201,14 @@ fn role() -> Role {
     } else {
         Role::Program
     }
+}
+
+/// Whether this process has a title as a worker gets it. What a worker started in other ways, and left behind, may have
+/// become the child of the worker's parent: the first process of a container inherits all orphans.
+fn is_titled() -> bool {
+    std::env::args_os()
+        .next()
+        .is_some_and(|title| is_a_title(&title))
 }
 
 /// The whole life of a worker, on its main thread. That of a fork server begins the same way, and each of its copies
@@ -208,7 +227,7 @@ fn serve(doors: &[Door]) -> ! {
         };
         // Before anything can take long.
         if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
-            tracing::debug!(%errno, "no parent-death signal; the control socket has to do");
+            link::say!(debug, %errno, "no parent-death signal; the control socket has to do");
         }
         match greet(&control) {
             Ok(Some(Greeted { hello, .. })) if hello.role == SERVER => {
@@ -230,7 +249,7 @@ fn serve(doors: &[Door]) -> ! {
 /// Runs the function on a thread of its own, which ends the process, and watches the parent meanwhile.
 fn work(mut greeting: Greeted, doors: &[Door], control: &'static OwnedFd) -> ! {
     let name = greeting.hello.name();
-    let _ = CONTROL.set(control);
+    let _ = CONTROL.set((std::process::id(), control));
     let _ = NAME.set(name.clone());
     let _ = SUPERVISOR.set((greeting.hello.supervisor(), greeting.hello.context));
     // Until the process ends.
@@ -285,17 +304,18 @@ pub(crate) fn refuse(control: &OwnedFd, reason: String) -> ! {
     std::process::exit(REFUSED)
 }
 
-/// Moves the control socket away from fd 0 and puts /dev/null there, so that the function finds an empty stdin and what
-/// it starts does not inherit the socket.
+/// Another descriptor for the control socket, which is to be moved away from fd 0.
 fn take_stdin() -> Result<OwnedFd, Errno> {
-    let control = fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
-    let null = rustix::fs::open(
-        "/dev/null",
-        rustix::fs::OFlags::RDONLY,
-        rustix::fs::Mode::empty(),
-    )?;
-    rustix::stdio::dup2_stdin(&null)?;
-    Ok(control)
+    fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)
+}
+
+/// Puts /dev/null where the control socket was, so that the function finds an empty stdin and what it starts does not
+/// inherit the socket.
+pub(crate) fn empty_stdin() -> Result<(), String> {
+    let flags = rustix::fs::OFlags::RDONLY;
+    rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())
+        .and_then(|null| rustix::stdio::dup2_stdin(&null))
+        .map_err(|errno| format!("/dev/null could not be put in place of its stdin: {errno}"))
 }
 
 /// What a parent said, and what came with it.
@@ -361,6 +381,8 @@ fn prepare(
         };
         rustix::stdio::dup2_stdin(&stdin)
             .map_err(|errno| format!("its stdin could not be put in place: {errno}"))?;
+    } else {
+        empty_stdin()?;
     }
     if orders.stdout {
         let Some(stdout) = descriptors.next() else {
@@ -371,22 +393,33 @@ fn prepare(
     }
     link::expect(arena, has_joined)
         .map_err(|error| format!("it has no use for the arena: {error}"))?;
-    panic::install_hook(control.as_fd());
+    task::note_early();
+    panic::install_hook();
     // A parent that is gone needs no news; the watcher finds that out.
     let _ = control::tell(control.as_fd(), &Frame::Arrived);
     Ok(trampoline)
 }
 
-/// Where a worker talks to its parent.
+/// Where a worker talks to its parent. A bare fork of it has the descriptor, but what it does is not the worker's doing.
 pub(crate) fn control() -> Option<BorrowedFd<'static>> {
-    CONTROL.get().map(|control| control.as_fd())
+    CONTROL
+        .get()
+        .filter(|_| !is_bare_fork())
+        .map(|(_, control)| control.as_fd())
+}
+
+/// Whether this process was forked from a worker by other means than this crate, and is none itself.
+pub(crate) fn is_bare_fork() -> bool {
+    CONTROL
+        .get()
+        .is_some_and(|&(pid, _)| pid != std::process::id())
 }
 
 /// Tells the parent which participant of the arena this process is, and the arena what this process is called.
 fn has_joined(me: link::Member) {
-    if let Some(control) = CONTROL.get() {
+    if let Some(control) = control() {
         let (row, epoch) = (me.row, me.epoch);
-        let _ = control::tell(control.as_fd(), &Frame::Joined { row, epoch });
+        let _ = control::tell(control, &Frame::Joined { row, epoch });
     }
     if let Some(name) = NAME.get() {
         link::note_name(name);
@@ -405,7 +438,7 @@ fn watch(control: &OwnedFd) -> ! {
             Err(Errno::INTR | Errno::AGAIN) => continue,
             // Not to be able to watch is no reason to end: the parent-death signal is still armed.
             Err(errno) => {
-                tracing::warn!(%errno, "the control socket cannot be watched any more");
+                link::say!(warn, %errno, "the control socket cannot be watched any more");
                 rest();
             }
         }
@@ -422,7 +455,7 @@ fn watch(control: &OwnedFd) -> ! {
             Ok(None) => die(),
             // The function closed the socket. The parent sees that too, and decides.
             Err(reason) => {
-                tracing::warn!(%reason, "the parent cannot be watched any more");
+                link::say!(warn, %reason, "the parent cannot be watched any more");
                 rest();
             }
         }

@@ -240,10 +240,7 @@ impl ErrorKind {
                 text
             }
             ErrorKind::Interrupted { worker: Some(_) } => "was interrupted (SIGINT)".to_owned(),
-            ErrorKind::Interrupted { worker: None } => {
-                "was stopped on request, or because its SpawnContext was dropped (keep it and call `join`)"
-                    .to_owned()
-            }
+            ErrorKind::Interrupted { worker: None } => "was stopped on purpose".to_owned(),
             ErrorKind::Deadlock { deadlock } => deadlock.to_string(),
             ErrorKind::NeverStarted { reason, .. } => format!("never ran its function: {reason}"),
             ErrorKind::LostContact { reason, .. } => {

@@ -286,7 +286,7 @@ impl<R: 'static> Group<R> {
             inboxes.push((inbox, process.daemon));
             let stdin = process.own_stdin()?;
             let setup =
-                Setup::new(process, target.name, testing::arguments()).map_err(|error| {
+                Setup::new(process, target.name, &testing::arguments()).map_err(|error| {
                     let what = format!("what process {rank} (\"{name}\") gets could not be opened");
                     Error::caused(ErrorKind::Launch, what, error)
                 })?;

@@ -15,7 +15,7 @@ const MAGIC: [u8; 8] = *b"tmpspawn";
 pub(crate) const VERSION: u32 = 3;
 
 /// The longest name that travels; what `top` shows is shorter still.
-const NAME: usize = 64;
+pub(crate) const NAME: usize = 64;
 
 /// The role of a process that runs a function.
 pub(crate) const WORKER: u32 = 0;

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::hello::VERSION;
-use crate::text::{LINK, executable_code, link_hash};
+use crate::text::{LINK, executable_code, link_hash, started_by_loader};
 
 /// The path by which a process finds its own executable, also when the file was deleted or replaced meanwhile.
 pub(crate) const SELF: &str = "/proc/self/exe";
@@ -61,6 +61,12 @@ pub(crate) fn image() -> Result<&'static Image, String> {
 
 impl Image {
     fn read() -> Result<Image, String> {
+        if started_by_loader() {
+            return Err(format!(
+                "this program was started by the dynamic loader (as in `ld.so program`), so it is the loader that \
+                 {SELF} leads to and that would be run again: start the program itself"
+            ));
+        }
         let text = executable_code();
         if !text.iter().any(|range| range.contains(&anchor_address())) {
             return Err(

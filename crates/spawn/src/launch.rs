@@ -1,25 +1,23 @@
 //! Starting one child: a socket pair, the greeting in it, and this executable once more with the other end as stdin.
 //!
-//! The standard library stays on `posix_spawn` as long as no hook runs between fork and exec, so none does: what a
-//! child must do first, it does in [`init`](crate::init). That keeps the start as fast for a parent that maps
-//! gigabytes as for a small one.
+//! No code of ours or of the program runs between the start of a process and its executable: what a child must do
+//! first, it does in [`init`](crate::init). That keeps the start as fast for a parent that maps gigabytes as for a small
+//! one.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use zerocopy::IntoBytes;
 
 use crate::control;
-use crate::entry::MARKER;
 use crate::error::{BoxError, Error, ErrorKind, Result};
 use crate::hello::{Greeting, Handle, Hello, SERVER, Signature, WORKER};
 use crate::image::{Build, SELF, image};
 use crate::link::{self, Mailbox, Member};
+use crate::program::{Program, Stream, Trouble};
 use crate::server::TITLE;
 use crate::setup::Setup;
 use crate::trampoline::Target;
@@ -67,12 +65,8 @@ pub(crate) struct Launched {
 pub(crate) fn launch(plan: &Plan) -> Result<Launched> {
     let failed = |what: &str, source: BoxError| plan.failed(what, source);
     let (ours, theirs) = greet(plan)?;
-    let command = plan
-        .setup
-        .command()
-        .map_err(|error| failed("what it gets could not be prepared", error))?;
-    let (pid, pidfd) =
-        run(command, title(&plan.name), theirs).map_err(|(what, source)| failed(&what, source))?;
+    let (pid, pidfd) = run(&plan.setup.program(title(&plan.name), theirs.as_fd()))
+        .map_err(|(what, source)| failed(&what, source))?;
     Ok(Launched {
         pid,
         pidfd,
@@ -110,10 +104,19 @@ pub(crate) fn launch_server(preload: Option<&Target>) -> Result<Launched> {
     // Its copies write their own titles over this one.
     let mut long = title("forkserver").into_encoded_bytes();
     long.resize(long.len().max(TITLE), b' ');
-    let mut command = Command::new(SELF);
-    command.process_group(0);
-    let (pid, pidfd) = run(command, OsString::from_vec(long), theirs)
-        .map_err(|(what, source)| failed(&what, source))?;
+    let program = Program {
+        path: OsStr::new(SELF),
+        title: OsString::from_vec(long),
+        arguments: &[],
+        env_clear: false,
+        env: &[],
+        directory: None,
+        stdin: theirs.as_fd(),
+        stdout: Stream::Inherit,
+        stderr: Stream::Inherit,
+        leads_group: true,
+    };
+    let (pid, pidfd) = run(&program).map_err(|(what, source)| failed(&what, source))?;
     Ok(Launched {
         pid,
         pidfd,
@@ -121,6 +124,9 @@ pub(crate) fn launch_server(preload: Option<&Target>) -> Result<Launched> {
     })
 }
 
+/// What to do where this executable is not found by its link.
+const NO_PROC: &str = " (/proc is not there, as below a root directory that was changed by `chroot`: mount proc at /proc \
+                       in it, or start processes before)";
 const NOT_AGAIN: &str = "this executable cannot be run again";
 const NO_ARENA: &str = "no arena to give to it";
 const NOT_SENT: &str = "the greeting could not be sent";
@@ -180,43 +186,74 @@ pub(crate) fn greet(plan: &Plan) -> Result<(OwnedFd, OwnedFd)> {
     let orders = plan.setup.orders();
     packet.extend(orders.map_err(|error| failed(NOT_SENT, error))?);
     packet.extend(plain.into_iter().flatten());
-    control::send(ours.as_fd(), &packet, &descriptors)
-        .map_err(|errno| failed(NOT_SENT, errno.into()))?;
+    control::send(ours.as_fd(), &packet, &descriptors).map_err(|errno| {
+        let error = std::io::Error::from(errno);
+        failed(&format!("{NOT_SENT}{}", advice(&error)), error.into())
+    })?;
     Ok((ours, theirs))
 }
 
-/// Runs a program with that as its stdin. An error says what failed.
-fn run(
-    mut command: Command,
-    title: OsString,
-    stdin: OwnedFd,
-) -> Result<(u32, Option<OwnedFd>), (String, BoxError)> {
-    command
-        .arg0(title)
-        .env(MARKER, std::process::id().to_string())
-        .stdin(stdin);
-    let child = command.spawn().map_err(|error| {
-        let program = command.get_program().to_string_lossy();
-        let advice = advice(&error);
-        (format!("running {program} failed{advice}"), error.into())
-    })?;
-    let pid = child.id();
-    // A child that nobody waited for keeps its id, so this opens the right process. Only where the host ignores
-    // SIGCHLD could the id be free again already; it would have to be given to another process within microseconds.
-    let open = |pid| pidfd_open(pid, PidfdFlags::empty()).and_then(link::apart);
-    match Pid::from_raw(pid as i32).map(open) {
-        Some(Ok(pidfd)) => Ok((pid, Some(pidfd))),
-        Some(Err(Errno::SRCH)) | None => Ok((pid, None)),
-        Some(Err(errno)) => {
-            let mut child = child;
-            let _ = child.kill();
-            let _ = child.wait();
-            let why = match errno {
-                Errno::MFILE | Errno::NFILE => NO_DESCRIPTOR,
-                _ => "no descriptor for the process (it takes Linux 5.4 or newer)",
-            };
-            Err((why.to_owned(), errno.into()))
-        }
+/// Runs a program. An error says what failed.
+fn run(program: &Program<'_>) -> Result<(u32, Option<OwnedFd>), (String, BoxError)> {
+    program.run().map_err(|trouble| {
+        let (what, errno) = match trouble {
+            Trouble::Directory(errno) => {
+                let path = program.directory.unwrap_or(Path::new("."));
+                let what = format!(
+                    "its working directory {} could not be entered",
+                    path.display()
+                );
+                (what, errno)
+            }
+            Trouble::Zero => {
+                let what = format!("{} has a zero byte in it", with_a_zero(program));
+                return (what, "the system takes a text to end there".into());
+            }
+            Trouble::Descriptor(errno @ (Errno::MFILE | Errno::NFILE)) => {
+                (NO_DESCRIPTOR.to_owned(), errno)
+            }
+            Trouble::Descriptor(errno) => {
+                let what = "no descriptor for the process (it takes Linux 5.4 or newer)";
+                (what.to_owned(), errno)
+            }
+            Trouble::Before(step, errno) => {
+                let what = format!("the new process was refused {step}, before it ran anything");
+                (what, errno)
+            }
+            Trouble::Process(errno) => {
+                let what = format!("the system made no process{}", advice(&errno.into()));
+                (what, errno)
+            }
+            Trouble::Program(errno) => {
+                let path = program.path.display();
+                let advice = match errno {
+                    Errno::NOENT if program.path == SELF => NO_PROC,
+                    _ => advice(&errno.into()),
+                };
+                (format!("running {path} failed{advice}"), errno)
+            }
+        };
+        (what, errno.into())
+    })
+}
+
+/// Which of the texts that it gets has a zero byte in it.
+fn with_a_zero(program: &Program<'_>) -> String {
+    let has = |text: &OsStr| text.as_bytes().contains(&0);
+    let variable = |(name, value): &&(OsString, Option<OsString>)| {
+        has(name) || value.as_deref().is_some_and(has)
+    };
+    if let Some((name, _)) = program.env.iter().find(variable) {
+        format!("the variable {name:?} of its environment")
+    } else if program.directory.is_some_and(|path| has(path.as_os_str())) {
+        format!(
+            "the path of its working directory, {:?},",
+            program.directory.unwrap_or(Path::new(""))
+        )
+    } else if has(program.path) {
+        format!("the path of its executable, {:?},", program.path)
+    } else {
+        "one of its arguments".to_owned()
     }
 }
 
@@ -233,6 +270,11 @@ pub(crate) fn advice(error: &std::io::Error) -> &'static str {
         Some(Errno::NFILE) => {
             " (all programs together have as many files open as they may: see /proc/sys/fs/file-max)"
         }
+        Some(Errno::TOOMANYREFS) => {
+            " (this user's processes have as many file descriptors on their way to others as they may: raise `ulimit -n`, \
+             or start fewer processes at once)"
+        }
+        Some(Errno::PERM) => " (does a filter of system calls forbid it?)",
         Some(Errno::TOOBIG) => " (the environment is larger than the system hands to a program)",
         _ => "",
     }
@@ -247,6 +289,12 @@ pub(crate) fn title(name: &str) -> OsString {
     title
 }
 
+/// Whether it is what [`title`] makes.
+pub(crate) fn is_a_title(text: &OsStr) -> bool {
+    let text = text.to_string_lossy();
+    text.ends_with(']') && text.contains(" [")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,6 +306,7 @@ mod tests {
         assert!(said(Errno::MFILE).contains("ulimit -n"));
         assert!(said(Errno::NFILE).contains("file-max"));
         assert!(said(Errno::TOOBIG).contains("environment"));
+        assert!(said(Errno::TOOMANYREFS).contains("ulimit -n"));
         assert_eq!(said(Errno::NOENT), "");
     }
 }

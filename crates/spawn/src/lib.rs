@@ -40,7 +40,7 @@
 //!
 //! - no command line of its own (pass what it needs as arguments); the parent's environment, working directory, stdout
 //!   and stderr, unless [`Process`] says otherwise;
-//! - no signal blocked, and SIGINT, SIGQUIT, SIGTERM and SIGCHLD not ignored, whatever the parent does;
+//! - from [`init`] on no signal blocked, and SIGINT, SIGQUIT, SIGTERM and SIGCHLD not ignored, whatever the parent does;
 //! - /dev/null as stdin, unless it is given the parent's ([`Stdin::Inherit`]); a process group of its own, unless it
 //!   is, so that Ctrl-C in a terminal reaches the program and not its workers;
 //! - the function on a thread of its own, named like the process, with a stack of 8 MiB; the main thread watches the
@@ -94,6 +94,7 @@ compile_error!("this crate supports 64-bit Linux only: it is built on pidfds, me
 
 mod asynchronous;
 mod builder;
+mod condition;
 mod context;
 mod control;
 mod death;
@@ -117,19 +118,24 @@ mod one;
 mod outcome;
 mod panic;
 mod process;
+mod program;
+mod rights;
 mod run;
 mod server;
 mod setup;
 mod signals;
 mod start;
+mod starter;
 mod story;
 mod supervisor;
 mod tail;
+mod task;
 mod testing;
 mod text;
 mod time;
 mod trampoline;
 mod typed;
+mod vfork;
 mod watched;
 mod worker;
 
@@ -146,6 +152,7 @@ pub use outcome::Outcome;
 pub use process::{Output, Process, Stdin};
 pub use signals::Signals;
 pub use story::Phase;
+pub use task::set_task;
 #[doc(hidden)]
 pub use testing::init_in as __init_in;
 pub use typed::{Carried, Typed};

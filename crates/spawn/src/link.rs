@@ -18,6 +18,7 @@ use shm_core::failure::PeerFailure;
 use shm_core::letterbox::Letterbox;
 use shm_core::message::{self, EncodeError, Outgoing};
 use shm_core::object::Object;
+pub(crate) use shm_core::say;
 
 use crate::error::{BoxError, Worker};
 use crate::hello::Handle;
@@ -43,6 +44,7 @@ pub(crate) fn arena() -> Result<impl AsFd, BoxError> {
 
 /// Makes the arena behind the descriptor this process's own. It is joined when something of it is needed first; `joined`
 /// hears of that.
+#[inline]
 pub(crate) fn expect(descriptor: OwnedFd, joined: fn(Member)) -> Result<(), BoxError> {
     let _ = JOINED.set(joined);
     Arena::expect_current(descriptor, |arena| {
@@ -84,6 +86,13 @@ pub(crate) fn me() -> Result<Member, BoxError> {
     })
 }
 
+/// Notes what this process works on, if it can have an arena.
+pub(crate) fn set_task(task: &str) {
+    if let Ok(arena) = Arena::current() {
+        arena.recorder().set_task(task);
+    }
+}
+
 /// Notes that this process belongs to context `context` of that one.
 pub(crate) fn note_context(supervisor: Member, context: u32) {
     if let Ok(arena) = Arena::current() {
@@ -92,6 +101,7 @@ pub(crate) fn note_context(supervisor: Member, context: u32) {
 }
 
 /// Says that the current thread does none of the user's work: what it does ends no wait.
+#[inline]
 pub(crate) fn serve() -> impl Sized {
     Servant::enter()
 }
@@ -163,7 +173,7 @@ impl Joining {
             let waits = waiting.on_our_senders(self.context);
             self.told = !waits.is_empty();
             for wait in waits {
-                tracing::warn!(%wait, "still joining; if this process sends nothing more, drop its senders before");
+                say!(warn, %wait, "still joining; if this process sends nothing more, drop its senders before");
             }
         }
         waiting.look()
@@ -187,11 +197,11 @@ pub(crate) struct Record {
     pub(crate) panic: Option<String>,
 }
 
-/// Reads the flight recorder of a process that has ended and is not buried yet. Somebody else may have buried it.
+/// Reads the flight recorder of a process that has ended. Somebody else may have buried it already.
 pub(crate) fn record_of(member: Member) -> Record {
     match Arena::current()
         .ok()
-        .and_then(|arena| arena.record_of(member.owner()))
+        .and_then(|arena| arena.last_record_of(member.owner()))
     {
         Some(record) => Record {
             task: Some(record.task).filter(|task| !task.is_empty()),
@@ -249,6 +259,7 @@ fn rank_of(worker: &Worker) -> u32 {
 }
 
 /// An error that ended a loop in this process, and that its function could not return.
+#[inline]
 pub(crate) fn take_unreported() -> Option<String> {
     shm_core::failure::take_unreported()
 }
@@ -279,6 +290,7 @@ impl Parcel {
     }
 
     /// Its bytes, if they are few and nothing of the arena is in them.
+    #[inline]
     pub(crate) fn plain(&self, longest: usize) -> Option<Vec<u8>> {
         self.0.plain(longest)
     }
@@ -324,12 +336,18 @@ impl Mailbox {
     }
 }
 
+/// What is written in `act` is read when this process has ended.
+pub(crate) fn outliving<R>(act: impl FnOnce() -> R) -> R {
+    message::outliving(act)
+}
+
 /// The bytes of a value in which nothing of the arena is; `None` if it takes a letterbox, or has none.
 pub(crate) fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
     message::plain(value)
 }
 
 /// The value in bytes that [`Parcel::plain`] gave.
+#[inline]
 pub(crate) fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
     Ok(message::read_plain(bytes)?)
 }

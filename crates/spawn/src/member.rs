@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::net::Shutdown;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
 use crate::control::{self, Heard};
 use crate::death::{self, OomKills, Seen};
@@ -16,6 +17,7 @@ use crate::frame::{Frame, Panicking};
 use crate::launch::{Arguments, Launched, Plan};
 use crate::link;
 use crate::tail::Tail;
+use crate::testing::leads_through_a_test;
 
 /// How long a process may take to leave once its result is home: exit handlers may write profiles.
 const LEAVING: Duration = Duration::from_secs(30);
@@ -64,6 +66,8 @@ pub(crate) struct Member {
     /// The end of its stderr, where it is kept.
     tail: Option<Arc<Tail>>,
     daemon: bool,
+    /// What it takes to be a worker, for whoever has to see to that.
+    way_in: &'static str,
     /// What it answered when it was told to live on.
     disarmed: Option<bool>,
 }
@@ -100,6 +104,13 @@ impl Member {
             deadline,
             settled: false,
             daemon: setup.is_daemon(),
+            way_in: if setup.is_foreign() {
+                "make that executable a worker, by `worker_main!` or by `init_with` as the first line of its `main`"
+            } else if leads_through_a_test() {
+                "make `init_in_test!()` the first line of the test itself, not of a function that it calls"
+            } else {
+                "make `init()` the first line of `main`"
+            },
             tail: setup.tail.clone(),
             disarmed: None,
         }
@@ -163,7 +174,7 @@ impl Member {
     /// Something in this program closed the descriptor, which says nothing about the process. A child that nobody
     /// waited for keeps its id, so another descriptor can be had by that.
     fn look_again(&mut self) -> Option<Exit> {
-        tracing::warn!(worker = %self.worker, "something in this program closed the descriptor of this process");
+        link::say!(warn, worker = %self.worker, "something in this program closed the descriptor of this process");
         // Not ours to close any more: it may be somebody else's by now.
         std::mem::forget(self.pidfd.take());
         let pid = Pid::from_raw(self.worker.pid as i32);
@@ -185,7 +196,7 @@ impl Member {
             let frame = match control::listen(control.as_fd(), buffer) {
                 Heard::Frame(frame) => frame,
                 Heard::Noise => {
-                    tracing::warn!(worker = %self.worker, "a packet from this process is no message; it is ignored");
+                    link::say!(warn, worker = %self.worker, "a packet from this process is no message; it is ignored");
                     continue;
                 }
                 Heard::Silence => return,
@@ -212,7 +223,7 @@ impl Member {
 
     /// Nothing more can be heard of it, for a reason that lies in this program.
     fn go_deaf(&mut self) {
-        tracing::warn!(worker = %self.worker, "something in this program closed the control socket of this process");
+        link::say!(warn, worker = %self.worker, "something in this program closed the control socket of this process");
         self.deaf = true;
         // Not ours to close any more: it may be somebody else's by now.
         std::mem::forget(self.control.take());
@@ -364,12 +375,13 @@ impl Member {
             ErrorKind::NeverStarted {
                 worker,
                 reason: format!(
-                    "it was started, but did not reach `init` within {hello_deadline:?}: make `init()` the first line \
-                     of `main`, or set a longer `hello_deadline` if what comes before it takes its time"
+                    "it was started, but did not reach `init` within {hello_deadline:?}: {}, or set a longer \
+                     `hello_deadline` if what comes before it takes its time",
+                    self.way_in
                 ),
             }
         } else if self.leaving {
-            tracing::warn!(worker = %self.worker, "it said its last word and did not exit within {LEAVING:?}; killing it");
+            link::say!(warn, worker = %self.worker, "it said its last word and did not exit within {LEAVING:?}; killing it");
             self.signal(Signal::KILL);
             return None;
         } else {
@@ -395,14 +407,19 @@ impl Member {
         self.signal(Signal::KILL);
     }
 
-    /// Signals go through the descriptor only: it can mean no other process.
+    /// Without a descriptor there is no child any more, and its number may be somebody else's.
     fn signal(&mut self, signal: Signal) {
         if let Some(pidfd) = &self.pidfd {
             self.signalled = true;
-            match pidfd_send_signal(pidfd, signal) {
+            match death::signal(pidfd, self.worker.pid, signal) {
                 Ok(()) | Err(Errno::SRCH) => {}
                 Err(errno) => {
-                    tracing::warn!(worker = %self.worker, %errno, "could not be signalled")
+                    link::say!(warn, worker = %self.worker, %errno, "could not be signalled");
+                    // Without a parent that it can hear it ends itself. Others have the socket, too, so that is not closed.
+                    if let Some(control) = self.control.as_ref().filter(|_| signal == Signal::KILL)
+                    {
+                        let _ = rustix::net::shutdown(control, Shutdown::Both);
+                    }
                 }
             }
         }

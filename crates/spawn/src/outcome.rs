@@ -36,6 +36,7 @@ pub trait Outcome: Sized {
 impl Outcome for () {
     type Value = ();
 
+    #[inline]
     fn into_result(self) -> Result<(), BoxError> {
         Ok(())
     }
@@ -48,6 +49,7 @@ where
 {
     type Value = T;
 
+    #[inline]
     fn into_result(self) -> Result<T, BoxError> {
         self.map_err(Into::into)
     }

@@ -52,19 +52,23 @@ const NO_WAY_BACK: &str = "panic in a destructor during cleanup";
 const WORDS: u32 = 16;
 
 /// Puts our hook in front of the one that is there, which still prints to stderr.
-pub(crate) fn install_hook(control: BorrowedFd<'static>) {
+#[inline]
+pub(crate) fn install_hook() {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        let told = note(info, control);
+        // A bare fork of this process has this hook, too, and its panics are not this process's.
+        let control = entry::control();
+        let told = control.and_then(|control| note(info, control));
         // One of the program may end the process, and then this is its panic that did.
         previous(info);
-        if let Some(at) = told {
+        if let Some((at, control)) = told.zip(control) {
             let _ = control::tell(control, &Frame::HooksRan { at });
         }
     }));
 }
 
 /// The calling thread is the one that runs the function.
+#[inline]
 pub(crate) fn enter_function() {
     IN_FUNCTION.set(true);
 }

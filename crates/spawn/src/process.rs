@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::entry;
 use crate::error::{Error, ErrorKind, Result};
+use crate::hello::NAME;
 use crate::trampoline::Target;
 
 /// What a process finds when it reads its stdin.
@@ -78,7 +79,7 @@ pub struct Process {
 
 impl Process {
     /// A process with a name. Errors, `ps`, `top` and debuggers show it (the latter two the first 15 bytes). Without
-    /// one it is named after its function. Replicas get their number behind it.
+    /// one it is named after its function. Replicas get their number behind it. What is longer than 64 bytes is cut.
     pub fn named(name: impl Into<String>) -> Process {
         Process {
             name: Some(name.into()),
@@ -107,7 +108,9 @@ impl Process {
     /// Keeps the last 8 KiB that it writes to its stderr, whoever in it writes: `eprintln!`, a C library, the loader.
     /// [`ProcessExited`](ErrorKind::ProcessExited) and [`NeverStarted`](ErrorKind::NeverStarted) then show them. All
     /// of it still goes where [`stderr`](Process::stderr) says, by way of a pipe and a thread of this process: so the
-    /// process finds no terminal there, and a program that is killed may take the last lines with it.
+    /// process finds no terminal there, and a program that is killed may take the last lines with it. Where nobody
+    /// reads there, a process that has written more than a pipe holds (64 KiB) waits, as it would without this; whoever
+    /// joins or drops others does not.
     pub fn stderr_tail(mut self, keep: bool) -> Process {
         self.stderr_tail = keep;
         self
@@ -192,18 +195,25 @@ impl Process {
 
     /// The name of replica `index` of `n`, in characters that the system takes.
     pub(crate) fn name_of(&self, target: &Target, index: usize, n: usize) -> String {
-        let name = match &self.name {
+        let mut name: String = match &self.name {
             Some(name) => name
                 .chars()
                 .filter(|character| !character.is_control())
+                .take(NAME)
                 .collect(),
             None => short_name(target.name),
         };
-        if n > 1 {
-            format!("{name}.{index}")
+        let number = if n > 1 {
+            format!(".{index}")
         } else {
-            name
+            String::new()
+        };
+        let mut end = name.len().min(NAME - number.len());
+        while !name.is_char_boundary(end) {
+            end -= 1;
         }
+        name.truncate(end);
+        name + &number
     }
 }
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use crate::death::OomKills;
+use crate::death::{self, OomKills};
 use crate::error::{Error, ErrorKind};
 use crate::failure::Failure;
-use crate::link::{Deadlock, Shared, Stopping};
+use crate::link::{self, Deadlock, Shared, Stopping};
 use crate::member::Member;
 use crate::method::StartMethod;
-use crate::story::{Phase, Story};
+use crate::story::{Phase, Story, after};
 
 /// How long the supervisor waits for a process that SIGKILL did not end before it reports without it. Such a process
 /// hangs in the kernel (a dead file server, a driver).
@@ -44,6 +44,37 @@ impl Default for Options {
             hello_deadline: Duration::from_secs(10),
             method: StartMethod::default(),
             apart: false,
+        }
+    }
+}
+
+/// Why the processes of a context are stopped without a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// The program said so.
+    Asked,
+    /// Its context is gone.
+    Dropped,
+    /// The program got a signal that it hands on.
+    Signalled,
+    /// The system does not tell what happens to them.
+    Unwatched,
+}
+
+impl Why {
+    /// What its peers are told, and whoever joins.
+    fn cause(self) -> &'static str {
+        match self {
+            Why::Asked => "was stopped on request (by `terminate` or `kill`)",
+            Why::Dropped => {
+                "was stopped because its SpawnContext was dropped (keep it and call `join`)"
+            }
+            Why::Signalled => {
+                "was stopped because this program got SIGINT or SIGTERM and hands them on"
+            }
+            Why::Unwatched => {
+                "was stopped because the system does not report what happens to it (see the log)"
+            }
         }
     }
 }
@@ -83,7 +114,7 @@ pub(crate) struct Run {
 #[derive(Debug)]
 struct Detaching {
     reply: SyncSender<Result<(), Error>>,
-    until: Instant,
+    until: Option<Instant>,
 }
 
 impl Run {
@@ -163,7 +194,11 @@ impl Run {
             .filter_map(Member::deadline)
             .chain(stop)
             .chain(settled)
-            .chain(self.detaching.as_ref().map(|detaching| detaching.until))
+            .chain(
+                self.detaching
+                    .as_ref()
+                    .and_then(|detaching| detaching.until),
+            )
             .min()
     }
 
@@ -185,7 +220,7 @@ impl Run {
         self.members.iter().for_each(Member::ask_to_live_on);
         self.detaching = Some(Detaching {
             reply,
-            until: Instant::now() + self.options.hello_deadline,
+            until: after(self.options.hello_deadline),
         });
         self.judge(Vec::new(), buffer);
     }
@@ -199,7 +234,8 @@ impl Run {
             Err(error.clone())
         } else if answers.iter().all(|answer| *answer == Some(true)) {
             Ok(())
-        } else if now < detaching.until && !answers.contains(&Some(false)) {
+        } else if detaching.until.is_none_or(|until| now < until) && !answers.contains(&Some(false))
+        {
             return;
         } else {
             let silent = answers.iter().position(|answer| *answer != Some(true));
@@ -224,13 +260,13 @@ impl Run {
         }
     }
 
-    /// Stops all processes because the program asked for it.
-    pub(crate) fn interrupt(&mut self, kill: bool) {
+    /// Stops all processes without a failure.
+    pub(crate) fn interrupt(&mut self, kill: bool, why: Why) {
         if self.is_over() || self.detached {
             return;
         }
         if self.first.is_none() {
-            self.fail(ErrorKind::Interrupted { worker: None }, None);
+            self.give(self.interrupted(why), why.cause());
         }
         if kill {
             self.stop(Duration::ZERO);
@@ -244,12 +280,23 @@ impl Run {
         }
     }
 
-    /// The supervisor itself ends: whoever waits must not wait for ever.
+    /// The supervisor itself ends: whoever waits must not wait for ever, and nobody will look after the processes.
     pub(crate) fn abandon(&mut self) {
+        if self.detached {
+            return;
+        }
+        self.members.iter_mut().for_each(Member::kill);
         self.story.finish(Err(Error::new(
             ErrorKind::Interrupted { worker: None },
-            "the thread that supervises the processes has ended; they have ended with it",
+            "the thread that supervises the processes has ended unexpectedly, so they were killed",
         )));
+        for pidfd in self
+            .members
+            .iter()
+            .filter_map(|member| member.pidfd.as_ref())
+        {
+            death::wait(pidfd);
+        }
     }
 
     fn judge(&mut self, failures: Vec<Failure>, buffer: &mut Vec<u8>) {
@@ -294,7 +341,7 @@ impl Run {
         if self.is_over() {
             self.tell();
         } else if self.stop.is_none() && self.pending.is_empty() && self.only_daemons_are_left() {
-            tracing::debug!("only daemons are left; stopping them");
+            link::say!(debug, "only daemons are left; stopping them");
             self.stop(self.options.grace);
         }
         self.answer_detaching(Instant::now());
@@ -326,11 +373,12 @@ impl Run {
 
     /// The first failure: keeps it, tells all who wait for these processes, stops the others.
     fn fail(&mut self, kind: ErrorKind, typed: Option<(String, Vec<u8>)>) {
-        let error = match kind {
-            ErrorKind::Interrupted { worker: None } => self.interrupted(kind),
-            kind => Error::told(kind, typed),
-        };
-        tracing::debug!(%error, "stopping the other processes");
+        let cause = kind.cause();
+        self.give(Error::told(kind, typed), &cause);
+    }
+
+    fn give(&mut self, error: Error, cause: &str) {
+        link::say!(debug, %error, "stopping the other processes");
         // Before anybody else can act on it.
         self.story
             .note_failure(error.worker().map(|worker| worker.rank));
@@ -340,9 +388,8 @@ impl Run {
             .or(self.members.first())
             .map(|member| &member.worker);
         if let Some(worker) = error.worker().or(stands) {
-            let cause = error.kind().cause();
             for object in &self.shared {
-                object.record_failure(worker, &cause);
+                object.record_failure(worker, cause);
             }
         }
         self.first = Some(error);
@@ -350,15 +397,15 @@ impl Run {
     }
 
     /// The sentence names a process: with all of them it would be long.
-    fn interrupted(&self, kind: ErrorKind) -> Error {
+    fn interrupted(&self, why: Why) -> Error {
         let mut running = self.members.iter().filter(|member| !member.has_ended());
-        let cause = kind.cause();
+        let cause = why.cause();
         let message = match (running.next(), running.count()) {
-            (None, _) => cause,
+            (None, _) => cause.to_owned(),
             (Some(first), 0) => format!("{} {cause}", first.worker),
             (Some(first), others) => format!("{}, with {others} more, {cause}", first.worker),
         };
-        Error::new(kind, message)
+        Error::new(ErrorKind::Interrupted { worker: None }, message)
     }
 
     fn stop(&mut self, grace: Duration) {
@@ -397,7 +444,7 @@ impl Run {
             }
         } else if now >= stop.kill_at + UNKILLABLE && !self.told {
             for member in self.members.iter().filter(|member| !member.has_ended()) {
-                tracing::error!(worker = %member.worker, "it does not end after SIGKILL; it hangs in the kernel");
+                link::say!(error, worker = %member.worker, "it does not end after SIGKILL; it hangs in the kernel");
             }
             self.tell();
         }

@@ -9,11 +9,13 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, setpgid};
 use serde::{Deserialize, Serialize};
 
+use crate::condition::Condition;
 use crate::control;
 use crate::entry;
 use crate::fork::{self, Copied};
@@ -22,6 +24,7 @@ use crate::hello::Hello;
 use crate::image::image;
 use crate::link;
 use crate::panic;
+use crate::task;
 use crate::trampoline;
 use crate::worker::{Call, REFUSED};
 
@@ -72,7 +75,7 @@ impl Answer {
 pub(crate) fn serve(hello: &Hello, control: OwnedFd) {
     answer(&control, &Answer::Arrived, &[]);
     entry::name_process("forkserver");
-    if let Err(reason) = prepare(hello, &control) {
+    if let Err(reason) = entry::empty_stdin().and_then(|()| prepare(hello, &control)) {
         let reason = clip(reason);
         answer(&control, &Answer::Refused { reason }, &[]);
         std::process::exit(REFUSED);
@@ -114,7 +117,7 @@ fn answer(control: &OwnedFd, answer: &Answer, descriptors: &[&OwnedFd]) {
     let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();
     match postcard::to_stdvec(answer) {
         Ok(bytes) => drop(control::send(control.as_fd(), &bytes, &descriptors)),
-        Err(error) => tracing::error!(%error, "an answer could not be encoded"),
+        Err(error) => link::say!(error, %error, "an answer could not be encoded"),
     }
 }
 
@@ -129,7 +132,9 @@ fn next(control: &OwnedFd) -> Result<Option<(Order, Vec<OwnedFd>)>, String> {
 
 /// Does what is to be done once for all children, and checks that nothing is left that a copy must not have.
 fn prepare(hello: &Hello, control: &OwnedFd) -> Result<(), String> {
-    one_thread("something that runs before `main` (a library's constructor?)")?;
+    one_thread(
+        "something that runs before `init` (a runtime, as that of `#[tokio::main]`? a library's constructor?)",
+    )?;
     if hello.offset != 0 {
         let preload = trampoline::resolve(image()?, hello)?;
         let call = Call {
@@ -137,10 +142,14 @@ fn prepare(hello: &Hello, control: &OwnedFd) -> Result<(), String> {
             plain: &[],
             control: control.as_fd(),
         };
-        catch_unwind(AssertUnwindSafe(|| preload(&call))).map_err(|payload| {
+        let condition = Condition::now();
+        task::without(|| catch_unwind(AssertUnwindSafe(|| preload(&call)))).map_err(|payload| {
             format!("preloading panicked: {}", panic::caught(payload).message)
         })?;
         one_thread("the preloaded function")?;
+        condition
+            .put_back()
+            .map_err(|errno| format!("its environment could not be put back: {errno}"))?;
         if link::has_arena() {
             return Err(
                 "the preloaded function made a tensor, a queue or another thing of the arena: a child could not have it, \
@@ -154,11 +163,23 @@ fn prepare(hello: &Hello, control: &OwnedFd) -> Result<(), String> {
     Ok(())
 }
 
+/// So long a thread may be listed after it was joined, as the system takes its end apart, or without the name that it is
+/// about to give itself.
+const SETTLING: Duration = Duration::from_millis(100);
+
 fn one_thread(who: &str) -> Result<(), String> {
-    let count = fork::threads()
-        .map_err(|errno| format!("its threads could not be counted in /proc/self/task: {errno}"))?;
-    if count == 1 {
-        return Ok(());
+    let until = Instant::now() + SETTLING;
+    loop {
+        let count = fork::threads().map_err(|errno| {
+            format!("its threads could not be counted in /proc/self/task: {errno}")
+        })?;
+        if count == 1 {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
     Err(format!(
         "{who} left threads running ({}): a copy of the process would not have them, but whatever they hold locked. Let \

@@ -4,9 +4,9 @@
 //! keeps the start on `posix_spawn`. The rest travels behind the greeting, in the same packet, as [`Orders`]: the child
 //! follows them before the function's thread exists, since nice values and processors belong to threads.
 
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::thread::CpuSet;
@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BoxError;
 use crate::image::SELF;
+use crate::link::apart;
 use crate::process::{Output, Process};
+use crate::program::{Program, Stream};
 use crate::tail::Tail;
 
 /// The most bytes that orders take; names of generic functions are long.
@@ -43,6 +45,12 @@ impl Orders {
     /// Sets what belongs to a thread and is inherited by those it starts.
     pub(crate) fn follow(&self) -> Result<(), String> {
         if let Some(nice) = self.nice {
+            // The system takes the nearest that there is.
+            if !(-20..=19).contains(&nice) {
+                return Err(format!(
+                    "its nice value was to be {nice}; they go from -20 to 19"
+                ));
+            }
             rustix::process::setpriority_process(None, nice).map_err(|errno| {
                 format!("its nice value could not be set to {nice}: {errno} (below 0 takes CAP_SYS_NICE)")
             })?;
@@ -120,8 +128,9 @@ impl Setup {
         Ok(Setup {
             process,
             orders,
-            stdout,
-            stderr,
+            // Put in place one after the other, so none may have the number of another one's place.
+            stdout: stdout.map(apart).transpose()?,
+            stderr: stderr.map(apart).transpose()?,
             tail,
         })
     }
@@ -173,51 +182,35 @@ impl Setup {
             .map(|stdout| stdout.as_fd())
     }
 
-    /// The program to run, in its environment, its directory and its group, with its output in place. A system that
-    /// stays on `posix_spawn` all the way: nothing here needs a step between fork and exec.
-    pub(crate) fn command(&self) -> Result<Command, BoxError> {
+    /// The program to run, in its environment, its directory and its group, with its output in place.
+    pub(crate) fn program<'a>(&'a self, title: OsString, stdin: BorrowedFd<'a>) -> Program<'a> {
         let process = &self.process;
-        let mut command = match &process.executable {
-            Some(path) => Command::new(path),
-            None => Command::new(SELF),
+        let stream = |output: &Output, own: &'a Option<OwnedFd>| match own {
+            Some(descriptor) => Stream::To(descriptor.as_fd()),
+            None if matches!(output, Output::Inherit) => Stream::Inherit,
+            None => Stream::Null,
         };
-        command.args(&self.orders.arguments);
-        if process.env_clear {
-            command.env_clear();
+        Program {
+            path: process
+                .executable
+                .as_deref()
+                .map_or(OsStr::new(SELF), Path::as_os_str),
+            title,
+            arguments: &self.orders.arguments,
+            env_clear: process.env_clear,
+            env: &process.env,
+            directory: process.current_dir.as_deref(),
+            stdin,
+            stdout: if self.orders.stdout {
+                Stream::Null
+            } else {
+                stream(&process.stdout, &self.stdout)
+            },
+            stderr: stream(&process.stderr, &self.stderr),
+            // A group of its own keeps the terminal's Ctrl-C with the parent, which decides what becomes of its children.
+            // One that reads the terminal must stay in the foreground group, or reading would stop it.
+            leads_group: !process.reads_our_stdin(),
         }
-        for (name, value) in &process.env {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        if let Some(path) = &process.current_dir {
-            command.current_dir(path);
-        }
-        match &self.stdout {
-            Some(stdout) if !self.orders.stdout => {
-                command.stdout(stdout.try_clone()?);
-            }
-            None if matches!(process.stdout, Output::Inherit) => {}
-            _ => {
-                command.stdout(Stdio::null());
-            }
-        }
-        match &self.stderr {
-            Some(stderr) => {
-                command.stderr(stderr.try_clone()?);
-            }
-            None if matches!(process.stderr, Output::Null) => {
-                command.stderr(Stdio::null());
-            }
-            None => {}
-        }
-        // A group of its own keeps the terminal's Ctrl-C with the parent, which decides what becomes of its children.
-        // One that reads the terminal must stay in the foreground group, or reading would stop it.
-        if !process.reads_our_stdin() {
-            command.process_group(0);
-        }
-        Ok(command)
     }
 }
 

@@ -6,16 +6,18 @@
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use libc::{SIG_DFL, SIG_IGN, SIG_SETMASK, SIGCHLD, SIGINT, SIGQUIT, SIGTERM};
+use parking_lot::Mutex;
 use signal_hook::flag;
-use signal_hook::iterator;
+use signal_hook::{iterator, low_level};
 
 use crate::death::signal_name;
-use crate::desk;
+use crate::desk::{self, STACK};
 use crate::error::{Error, ErrorKind, Result};
+use crate::link;
 
 /// What a program is told to end by.
 const ENDING: [i32; 2] = [SIGINT, SIGTERM];
@@ -23,6 +25,7 @@ const ENDING: [i32; 2] = [SIGINT, SIGTERM];
 /// Undoes what survives an exec: the mask of the thread that started this process, and what the host ignores. With
 /// SIGTERM blocked or ignored a worker could be stopped only by SIGKILL, and with SIGCHLD ignored the system would
 /// forget how the worker's own children ended. SIGHUP stays as it is, for `nohup`.
+#[inline]
 pub(crate) fn reset() {
     for signal in [SIGINT, SIGQUIT, SIGTERM, SIGCHLD] {
         let mut now = MaybeUninit::<libc::sigaction>::zeroed();
@@ -45,6 +48,49 @@ pub(crate) fn reset() {
     unsafe { libc::pthread_sigmask(SIG_SETMASK, set.as_ptr(), null_mut()) };
 }
 
+/// What this process does at each signal, and which this thread blocks: to be put back after code of the program ran.
+pub(crate) struct Dispositions {
+    actions: Vec<(i32, libc::sigaction)>,
+    blocked: libc::sigset_t,
+}
+
+impl std::fmt::Debug for Dispositions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "of {} signals", self.actions.len())
+    }
+}
+
+impl Dispositions {
+    pub(crate) fn now() -> Dispositions {
+        let mut actions = Vec::new();
+        for signal in 1..=libc::SIGRTMAX() {
+            let mut now = MaybeUninit::<libc::sigaction>::zeroed();
+            // SAFETY: no new action is given, and the pointer is valid for writing the present one.
+            if unsafe { libc::sigaction(signal, null(), now.as_mut_ptr()) } == 0 {
+                // SAFETY: all zeros is a valid value of this struct, and the call has filled it.
+                actions.push((signal, unsafe { now.assume_init() }));
+            }
+        }
+        let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: no new mask is given, and the pointer is valid for writing the present one.
+        unsafe { libc::pthread_sigmask(SIG_SETMASK, null(), blocked.as_mut_ptr()) };
+        // SAFETY: all zeros is a valid value of this set, and the call fills it.
+        let blocked = unsafe { blocked.assume_init() };
+        Dispositions { actions, blocked }
+    }
+
+    /// To be called by the only thread of this process.
+    pub(crate) fn put_back(&self) {
+        for (signal, action) in &self.actions {
+            // SAFETY: the action is one that this process had, of code that is still there; no old one is asked for.
+            // Those that cannot be set are as they were.
+            unsafe { libc::sigaction(*signal, action, null_mut()) };
+        }
+        // SAFETY: the set is one that this thread had; no old one is asked for.
+        unsafe { libc::pthread_sigmask(SIG_SETMASK, &raw const self.blocked, null_mut()) };
+    }
+}
+
 /// Hands SIGINT and SIGTERM of this program on to its workers, as long as it is kept; made by [`Signals::forward`].
 ///
 /// Without it a signal does to the program what it always does, which for these two is to end it at once, and its
@@ -52,7 +98,8 @@ pub(crate) fn reset() {
 /// program whose workers have something to bring to an end keeps this guard: at the first signal all contexts of the
 /// program are stopped as by [`terminate`](crate::SpawnContext::terminate) (SIGTERM, grace, SIGKILL), `join` says
 /// [`Interrupted`](ErrorKind::Interrupted), and the program ends as it likes; at the second signal the workers are
-/// killed; at the third the program ends as if there were no guard.
+/// killed; at the third the program ends as if there were no guard. Of several guards each does this, until the last is
+/// dropped.
 ///
 /// ```no_run
 /// # fn work(_rank: usize, _: ()) {}
@@ -69,6 +116,8 @@ pub(crate) fn reset() {
 #[derive(Debug)]
 #[must_use = "signals are handed on only as long as this is kept"]
 pub struct Signals {
+    /// The process that has the thread; a bare fork of it has none.
+    owner: u32,
     shared: Arc<Shared>,
     handle: iterator::Handle,
     thread: Option<JoinHandle<()>>,
@@ -77,8 +126,55 @@ pub struct Signals {
 #[derive(Debug, Default)]
 struct Shared {
     received: AtomicI32,
-    /// The default of a signal is done as if nobody handled it.
-    released: Arc<AtomicBool>,
+    count: AtomicU32,
+}
+
+/// All guards of this process.
+#[derive(Debug)]
+struct Guards {
+    /// How many there are.
+    count: usize,
+    /// Set while the default of a signal is to be done as if nobody handled it; there since the first guard. What looks
+    /// at it in the handlers cannot be taken out of them and be followed by another one: the first would still act.
+    released: Option<Arc<AtomicBool>>,
+}
+
+static GUARDS: Mutex<Guards> = Mutex::new(Guards {
+    count: 0,
+    released: None,
+});
+
+/// How many signals this program got since its first guard, and the last of them. Written by the handlers, in whatever
+/// thread, and at once: whoever looks twice sees each that came in between, also while a guard's own thread has no turn.
+static SEEN: AtomicU64 = AtomicU64::new(0);
+static LAST: AtomicI32 = AtomicI32::new(0);
+
+/// Tells the handlers of a signal to count it, before anything else is done about it.
+fn count(signal: i32) -> std::io::Result<()> {
+    let handler = move || {
+        LAST.store(signal, Ordering::Relaxed);
+        // Pairs with the load in `seen`.
+        SEEN.fetch_add(1, Ordering::Release);
+    };
+    // SAFETY: the handler may be called at any moment; it does nothing but two operations on atomics, neither of which
+    // takes a lock, allocates or panics.
+    unsafe { low_level::register(signal, handler) }.map(drop)
+}
+
+impl Guards {
+    /// The flag that the handlers look at, which are told to look if they were not yet.
+    fn released(&mut self) -> std::io::Result<Arc<AtomicBool>> {
+        if let Some(released) = &self.released {
+            return Ok(Arc::clone(released));
+        }
+        let released = Arc::new(AtomicBool::new(true));
+        for signal in ENDING {
+            count(signal)?;
+            flag::register_conditional_default(signal, Arc::clone(&released))?;
+        }
+        self.released = Some(Arc::clone(&released));
+        Ok(released)
+    }
 }
 
 impl Signals {
@@ -96,31 +192,37 @@ impl Signals {
             )
         };
         let shared = Arc::new(Shared::default());
-        for signal in ENDING {
-            flag::register_conditional_default(signal, Arc::clone(&shared.released))
-                .map_err(failed)?;
-        }
+        let mut guards = GUARDS.lock();
+        let released = guards.released().map_err(failed)?;
+        let flag = Arc::clone(&released);
         let mut signals = iterator::Signals::new(ENDING).map_err(failed)?;
         let handle = signals.handle();
         let seen = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("signals".to_owned())
+            .stack_size(STACK)
             .spawn(move || {
                 let mut count = 0;
                 for signal in &mut signals {
                     count += 1;
                     // Pairs with the load in `received`.
                     seen.received.store(signal, Ordering::Release);
-                    tracing::info!(signal = %signal_name(signal), "stopping all workers");
+                    // Pairs with the load in `count`.
+                    seen.count.store(count, Ordering::Release);
+                    link::say!(info, signal = %signal_name(signal), "stopping all workers");
                     desk::stop_all(count > 1);
                     if count > 1 {
                         // Read by the handler of the next signal, in whatever thread.
-                        seen.released.store(true, Ordering::SeqCst);
+                        flag.store(true, Ordering::SeqCst);
                     }
                 }
             })
             .map_err(failed)?;
+        // From here on somebody takes them.
+        guards.count += 1;
+        released.store(false, Ordering::SeqCst);
         Ok(Signals {
+            owner: std::process::id(),
             shared,
             handle,
             thread: Some(thread),
@@ -135,12 +237,54 @@ impl Signals {
             signal => Some(signal_name(signal)),
         }
     }
+
+    /// How many SIGINT and SIGTERM this program got since it made its first guard, whichever guards there are. What starts
+    /// processes and then waits for them compares it with what it was before: a signal that came in between found no
+    /// processes yet that it could have been handed on to.
+    #[must_use]
+    pub fn seen() -> u64 {
+        // Pairs with the addition in the handler.
+        SEEN.load(Ordering::Acquire)
+    }
+
+    /// The name of the last of [these](Self::seen).
+    #[must_use]
+    pub fn last_seen() -> Option<String> {
+        match LAST.load(Ordering::Relaxed) {
+            0 => None,
+            signal => Some(signal_name(signal)),
+        }
+    }
+
+    /// How many came. After the second, nothing should be waited for any more.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        // Pairs with the store in the thread.
+        self.shared.count.load(Ordering::Acquire)
+    }
 }
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        // The handlers stay, and do from now on what the system would do without them.
-        self.shared.released.store(true, Ordering::SeqCst);
+        let is_copy = self.owner != std::process::id();
+        // In a bare fork the lock may be that of a thread which is not there.
+        let guards = if is_copy {
+            GUARDS.try_lock()
+        } else {
+            Some(GUARDS.lock())
+        };
+        if let Some(mut guards) = guards {
+            guards.count -= 1;
+            // After the last one the handlers stay, and do what the system would do without them.
+            if let Some(released) = guards.released.as_ref().filter(|_| guards.count == 0) {
+                released.store(true, Ordering::SeqCst);
+            }
+        }
+        if is_copy {
+            // Neither the thread nor what wakes it is this process's own.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.handle.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::Signal;
 
 use crate::death::{self, OomKills};
 use crate::error::Result;
@@ -134,8 +134,15 @@ impl Start {
 
 /// Ends a child of a context that could not be started as a whole.
 pub(crate) fn undo(child: Launched) {
-    if let Some(pidfd) = &child.pidfd {
-        let _ = pidfd_send_signal(pidfd, Signal::KILL);
+    let Launched {
+        pid,
+        pidfd,
+        control,
+    } = child;
+    if let Some(pidfd) = &pidfd {
+        let _ = death::signal(pidfd, pid, Signal::KILL);
+        // One that cannot be signalled ends itself without this.
+        drop(control);
         death::wait(pidfd);
     }
 }

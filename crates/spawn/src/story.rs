@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::desk;
 use crate::error::{Error, ErrorKind, Worker};
-use crate::link::{Deadlock, Joining};
+use crate::link::{self, Deadlock, Joining};
 use crate::watched::{Only, Waited};
 
 /// Where a process is in its life, as the supervisor has seen it.
@@ -80,10 +80,16 @@ impl std::fmt::Debug for Hooks {
     }
 }
 
-fn call(hook: Hook, end: &Result<(), Error>) {
-    // The supervisor serves all contexts of the program; what one of them does wrong must not end it.
-    if catch_unwind(AssertUnwindSafe(|| hook(end))).is_err() {
-        tracing::error!("what was to be called at the end of a context panicked");
+/// Calls what is the program's. The supervisor serves all contexts of the program; what one of them does wrong must not
+/// end it.
+fn call(told: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(told)) {
+        // It may panic when it is dropped.
+        std::mem::forget(payload);
+        link::say!(
+            error,
+            "what was to be called at the end of a context panicked"
+        );
     }
 }
 
@@ -110,6 +116,11 @@ impl Story {
     /// Whether this process supervises the context.
     pub(crate) fn is_ours(&self) -> bool {
         self.pid == std::process::id()
+    }
+
+    /// This is the thread that is waited for.
+    pub(crate) fn would_never_end(&self) -> bool {
+        desk::is_supervisor() && self.end().is_none()
     }
 
     /// All processes have been started.
@@ -174,7 +185,7 @@ impl Story {
         index: usize,
         stuck: impl FnOnce(Deadlock),
     ) -> Option<Worker> {
-        if !self.is_ours() {
+        if !self.is_ours() || self.would_never_end() {
             return None;
         }
         self.wait_for_ever(stuck, |state| match state.ended.get(index) {
@@ -187,7 +198,8 @@ impl Story {
     /// found again, and forgotten with [`forget`](Story::forget).
     pub(crate) fn poll(&self, key: &mut Option<u64>, task: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state.lock();
-        if state.end.is_some() || !self.is_ours() {
+        // On the supervisor's own thread it would never come: who asks for it then is told.
+        if state.end.is_some() || !self.is_ours() || desk::is_supervisor() {
             return Poll::Ready(());
         }
         let key = *key.get_or_insert_with(|| {
@@ -221,9 +233,11 @@ impl Story {
         // here.
         drop(state);
         self.changed.notify_all();
-        sleepers.into_iter().for_each(|(_, waker)| waker.wake());
+        for (_, waker) in sleepers {
+            call(|| waker.wake());
+        }
         for hook in hooks.0 {
-            call(hook, &end);
+            call(|| hook(&end));
         }
     }
 
@@ -234,7 +248,7 @@ impl Story {
             None => state.hooks.0.push(hook),
             Some(end) => {
                 drop(state);
-                call(hook, &end);
+                call(|| hook(&end));
             }
         }
     }
@@ -255,6 +269,10 @@ impl Story {
                     self.pid
                 ),
             )));
+        }
+        let waits = until.is_none_or(|until| Instant::now() < until);
+        if waits && self.would_never_end() {
+            return Some(Err(desk::not_here()));
         }
         match until {
             None => Some(self.wait_for_ever(stuck, |state| state.end.clone())),

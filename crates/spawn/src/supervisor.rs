@@ -5,7 +5,6 @@
 //! mean to the context's [`Run`].
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,12 +12,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use crate::death::{self, Seen};
-use crate::desk::{Desk, Order};
+use crate::death::Child;
+use crate::desk::{Desk, Order, Served, supervise_here};
 use crate::error::Result;
-use crate::launch::{Launched, launch_server};
+use crate::launch::launch_server;
 use crate::link;
-use crate::run::Run;
+use crate::rights::Rights;
+use crate::run::{Run, Why};
 use crate::start::launch_all;
 use crate::trampoline::Target;
 use crate::watched::Watched;
@@ -41,7 +41,7 @@ pub(crate) fn token(id: u32, rank: usize) -> u64 {
 pub(crate) struct Supervisor {
     desk: Arc<Desk>,
     /// Fork servers that have not been waited for, by their tokens.
-    servers: HashMap<u64, OwnedFd>,
+    servers: HashMap<u64, Arc<Child>>,
     /// When all processes were looked at.
     looked: Instant,
 }
@@ -58,6 +58,7 @@ impl Supervisor {
     /// The thread's life: as long as the process's.
     pub(crate) fn serve(mut self) {
         let _serving = link::serve();
+        supervise_here();
         let mut events = Vec::with_capacity(64);
         loop {
             // Descriptors that something in this program closed give no news; a look now and then finds what they hide.
@@ -85,7 +86,7 @@ impl Supervisor {
             ) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
-                    tracing::error!(%errno, "the supervisor cannot wait for its processes any more");
+                    link::say!(error, %errno, "the supervisor cannot wait for its processes any more");
                     return;
                 }
             }
@@ -129,20 +130,29 @@ impl Supervisor {
         let orders = self.desk.orders.lock().take();
         for order in orders {
             match order {
-                Order::Start(start, reply) => match launch_all(&start.plans) {
+                Order::Start(start, rights, reply) if rights != Rights::now() => {
+                    let _ = reply.send(Ok(Some(start)));
+                }
+                Order::Start(start, _, reply) => match launch_all(&start.plans) {
                     Ok(launched) => {
                         let enrolled = start.enrol(launched);
                         // Whoever waits is told first; the rest is done while the children start.
-                        let _ = reply.send(Ok(()));
+                        let _ = reply.send(Ok(None));
                         watched.supervise(enrolled, &self.desk);
                     }
                     Err(error) => drop(reply.send(Err(error))),
                 },
                 Order::Watch(enrolled) => watched.supervise(enrolled, &self.desk),
-                Order::Serve(preload, reply) => drop(reply.send(self.serve_forks(preload))),
-                Order::Stop { id, kill } => {
+                Order::Serve(_, rights, reply) if rights != Rights::now() => {
+                    let _ = reply.send(Ok(None));
+                }
+                Order::Serve(preload, _, reply) => {
+                    let _ = reply.send(self.serve_forks(preload).map(Some));
+                }
+                Order::Mind(pid, child) => self.mind(pid, child),
+                Order::Stop { id, kill, why } => {
                     if let Some(run) = watched.runs.get_mut(&id) {
-                        run.interrupt(kill);
+                        run.interrupt(kill, why);
                     }
                 }
                 Order::GiveUp { id, deadlock } => {
@@ -152,7 +162,7 @@ impl Supervisor {
                 }
                 Order::StopAll { kill } => {
                     for run in watched.runs.values_mut() {
-                        run.interrupt(kill);
+                        run.interrupt(kill, Why::Signalled);
                     }
                 }
                 Order::Grace { id, grace } => {
@@ -181,29 +191,37 @@ impl Supervisor {
     }
 
     /// Starts a fork server, and sees to it that it is waited for whenever it ends.
-    fn serve_forks(&mut self, preload: Option<Target>) -> Result<Launched> {
-        let mut launched = launch_server(preload.as_ref())?;
-        // It is watched by the descriptor that stays here; whoever asked for it signals it by the other.
-        let ours = launched.pidfd.take();
-        launched.pidfd = ours.as_ref().and_then(|ours| ours.try_clone().ok());
-        if let Some(ours) = ours {
-            let token = SERVER | u64::from(launched.pid);
-            let (data, flags) = (epoll::EventData::new_u64(token), epoll::EventFlags::IN);
-            let edge = flags | epoll::EventFlags::ET;
-            if let Err(errno) = epoll::add(&self.desk.epoll, &ours, data, edge) {
-                tracing::warn!(%errno, "the fork server cannot be watched; it stays a zombie when it ends");
-            }
-            self.servers.insert(token, ours);
+    fn serve_forks(&mut self, preload: Option<Target>) -> Result<Served> {
+        let launched = launch_server(preload.as_ref())?;
+        let child = launched.pidfd.map(|pidfd| Arc::new(Child::new(pidfd)));
+        if let Some(child) = &child {
+            self.mind(launched.pid, Arc::clone(child));
         }
-        Ok(launched)
+        Ok((launched.pid, child, launched.control))
+    }
+
+    /// From now on it is waited for.
+    fn mind(&mut self, pid: u32, child: Arc<Child>) {
+        let token = SERVER | u64::from(pid);
+        let (data, flags) = (epoll::EventData::new_u64(token), epoll::EventFlags::IN);
+        let edge = flags | epoll::EventFlags::ET;
+        if let Err(errno) = epoll::add(&self.desk.epoll, &child.pidfd, data, edge) {
+            link::say!(warn, %errno, "the fork server cannot be watched; it stays a zombie when it ends");
+        }
+        self.servers.insert(token, child);
     }
 
     fn wait_for_server(&mut self, token: u64) {
-        if let Some(pidfd) = self.servers.get(&token)
-            && !matches!(death::look(pidfd), Seen::Alive)
+        if self
+            .servers
+            .get(&token)
+            .is_some_and(|child| child.look().is_some())
         {
-            tracing::debug!("the fork server has ended");
-            self.servers.remove(&token);
+            link::say!(debug, "the fork server has ended");
+            if let Some(child) = self.servers.remove(&token) {
+                // Whoever asked for it may keep it open.
+                let _ = epoll::delete(&self.desk.epoll, &child.pidfd);
+            }
         }
     }
 }

@@ -1,22 +1,27 @@
 //! The end of what a child wrote to its stderr, kept for the error that tells of its death.
 //!
 //! The child's stderr is a pipe. One thread of this process empties these pipes, keeps the last [`KEPT`] bytes of each,
-//! and passes everything on. Whoever needs the end of the story (the supervisor, when the child is gone) reads what is
-//! still in the pipe itself, so it waits for nobody; it leaves the passing on, which may block, to that thread and to
-//! whoever joins.
+//! and passes everything on. It never waits for a reader: what would have to wait, or what cannot be asked not to, is
+//! passed on by a thread of its own, so that it holds up no other. Whoever needs the end of the story (the supervisor,
+//! when the child is gone) reads what is still in the pipe itself, so it waits for nobody; it leaves the passing on to
+//! those threads. Whoever joins helps with it for a moment.
 
 use std::collections::HashMap;
-use std::io::{PipeReader, Write};
+use std::io::{IoSlice, PipeReader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
-use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, epoll, poll};
-use rustix::fs::OFlags;
-use rustix::io::Errno;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::fs::{FileType, OFlags};
+use rustix::io::{Errno, ReadWriteFlags};
 
+use crate::desk::STACK;
 use crate::error::BoxError;
+use crate::link::{self, apart};
 use crate::process::Output;
 
 /// How many bytes are kept.
@@ -32,6 +37,8 @@ pub(crate) struct Tail {
     pipe: PipeReader,
     to: To,
     heard: Mutex<Heard>,
+    /// A thread of its own took what was to be passed on.
+    taken: Condvar,
     /// Held while passing on, so that the order is kept.
     passing: Mutex<()>,
 }
@@ -50,12 +57,27 @@ struct Heard {
     /// Read and not passed on yet.
     backlog: Vec<u8>,
     ended: bool,
+    /// A thread of its own passes on what comes.
+    apart: bool,
+}
+
+/// How far what there is could be passed on without waiting.
+#[derive(Debug)]
+enum Passed {
+    All,
+    /// Its reader takes no more now.
+    Full,
+    /// Nobody can say beforehand whether it waits: a terminal, or a system that cannot be asked.
+    Unsure,
 }
 
 impl Tail {
     /// A pipe whose end is kept; its writing end is for the child.
     pub(crate) fn new(to: &Output) -> Result<(Arc<Tail>, OwnedFd), BoxError> {
         let (reader, writer) = std::io::pipe()?;
+        // In a program that closed a standard stream they would have its number.
+        let reader = PipeReader::from(apart(reader.into())?);
+        let writer = apart(writer.into())?;
         let flags = rustix::fs::fcntl_getfl(&reader)?;
         rustix::fs::fcntl_setfl(&reader, flags | OFlags::NONBLOCK)?;
         let tail = Arc::new(Tail {
@@ -66,10 +88,11 @@ impl Tail {
                 Output::Descriptor(_) => to.duplicate()?.map_or(To::Nowhere, To::Descriptor),
             },
             heard: Mutex::default(),
+            taken: Condvar::new(),
             passing: Mutex::default(),
         });
-        relay()?.add(&tail)?;
-        Ok((tail, writer.into()))
+        watch(&tail)?;
+        Ok((tail, writer))
     }
 
     /// The last that was written. To be called when the child has ended.
@@ -80,10 +103,38 @@ impl Tail {
         (!text.is_empty()).then_some(text)
     }
 
-    /// Passes on what there is; may take as long as whoever reads it takes.
-    pub(crate) fn flush(&self) {
+    /// Passes on what there is, as far as whoever reads it takes it until then. The rest is passed on by a thread of ours:
+    /// that of all tails knows of this one until all that came is passed on.
+    pub(crate) fn flush(self: &Arc<Self>, until: Instant) {
         self.read(16 * STEP);
-        self.pass();
+        while let Some(in_order) = self.passing.try_lock_until(until) {
+            match self.pass_at_once() {
+                Passed::All => return,
+                Passed::Full => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    let Ok(left) = Timespec::try_from(left) else {
+                        return;
+                    };
+                    if left == Timespec::default() {
+                        return;
+                    }
+                    let mut look = [PollFd::from_borrowed_fd(self.reader(), PollFlags::OUT)];
+                    let _ = poll(&mut look, Some(&left));
+                }
+                Passed::Unsure => {
+                    drop(in_order);
+                    if self.pass_apart().is_err() {
+                        return;
+                    }
+                    let mut heard = self.heard.lock();
+                    while !heard.backlog.is_empty() {
+                        if self.taken.wait_until(&mut heard, until).timed_out() {
+                            return;
+                        }
+                    }
+                }
+            }
+        }
     }
 
     /// Reads up to `most` bytes without waiting. Whether more can come.
@@ -106,23 +157,73 @@ impl Tail {
         !heard.ended
     }
 
+    /// Passes on what there is, at the pace of whoever reads it.
     fn pass(&self) {
         let _in_order = self.passing.lock();
         let bytes = std::mem::take(&mut self.heard.lock().backlog);
-        if bytes.is_empty() {
-            return;
+        self.taken.notify_all();
+        if !bytes.is_empty() {
+            write_all(self.reader(), &bytes);
         }
-        // What cannot be written has nowhere to go; the tail is kept all the same.
+    }
+
+    /// Passes on what there is as far as that waits for nobody. For who holds `passing`.
+    fn pass_at_once(&self) -> Passed {
+        let mut heard = self.heard.lock();
+        while !heard.backlog.is_empty() {
+            match write_at_once(self.reader(), &heard.backlog) {
+                Ok(0) => heard.backlog.clear(),
+                Ok(written) => drop(heard.backlog.drain(..written)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let mut look = [PollFd::from_borrowed_fd(self.reader(), PollFlags::OUT)];
+                    let room = poll(&mut look, Some(&Timespec::default())) != Ok(0);
+                    return if room { Passed::Unsure } else { Passed::Full };
+                }
+                Err(Errno::NOTSUP | Errno::NOSYS | Errno::INVAL | Errno::PERM) => {
+                    return Passed::Unsure;
+                }
+                // What cannot be written has nowhere to go; the tail is kept all the same.
+                Err(_) => heard.backlog.clear(),
+            }
+        }
+        Passed::All
+    }
+
+    /// Lets a thread of its own pass on all that comes.
+    fn pass_apart(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut heard = self.heard.lock();
+        if !heard.apart {
+            let tail = Arc::clone(self);
+            thread::Builder::new()
+                .name("stderr-relay".to_owned())
+                .stack_size(STACK)
+                .spawn(move || {
+                    let _serving = link::serve();
+                    tail.keep_passing();
+                })?;
+            heard.apart = true;
+        }
+        Ok(())
+    }
+
+    /// Where it goes. Not by way of the standard library's lock: a program may hold that while it waits for its processes.
+    fn reader(&self) -> BorrowedFd<'_> {
         match &self.to {
-            To::Nowhere => {}
-            To::Ours => {
-                let mut stderr = std::io::stderr().lock();
-                write_all(&mut stderr, rustix::stdio::stderr(), &bytes);
+            To::Nowhere | To::Ours => rustix::stdio::stderr(),
+            To::Descriptor(descriptor) => descriptor.as_fd(),
+        }
+    }
+
+    /// Passes on all that comes, at the pace of whoever reads it, until nothing can come any more.
+    fn keep_passing(&self) {
+        loop {
+            let more = self.read(STEP);
+            self.pass();
+            if !more {
+                return;
             }
-            To::Descriptor(descriptor) => {
-                let mut file = Raw(descriptor.as_fd());
-                write_all(&mut file, descriptor.as_fd(), &bytes);
-            }
+            let _ = poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], None);
         }
     }
 }
@@ -139,30 +240,28 @@ impl Heard {
     }
 }
 
-struct Raw<'a>(BorrowedFd<'a>);
-
-impl Write for Raw<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        Ok(rustix::io::write(self.0, bytes)?)
+/// Writes what can be written without waiting for a reader, whatever the flags of the descriptor, which is shared with
+/// others. A look before a plain write would not do: another writer of the same pipe may fill it in between.
+fn write_at_once(to: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    // A file has no reader to wait for; some file systems cannot be asked.
+    if rustix::fs::fstat(to).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file()) {
+        return rustix::io::write(to, bytes);
     }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    // As `write` does, at the place where the descriptor is.
+    let place = u64::MAX;
+    rustix::io::pwritev2(to, &[IoSlice::new(bytes)], place, ReadWriteFlags::NOWAIT)
 }
 
 /// Writes all, waiting for room where the descriptor itself would not.
-fn write_all(to: &mut impl Write, descriptor: BorrowedFd<'_>, mut bytes: &[u8]) {
+fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) {
     while !bytes.is_empty() {
-        match to.write(bytes) {
+        match rustix::io::write(to, bytes) {
             Ok(0) => return,
             Ok(length) => bytes = &bytes[length..],
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                let _ = poll(
-                    &mut [PollFd::from_borrowed_fd(descriptor, PollFlags::OUT)],
-                    None,
-                );
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let mut look = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+                let _ = poll(&mut look, None);
             }
             Err(_) => return,
         }
@@ -172,6 +271,8 @@ fn write_all(to: &mut impl Write, descriptor: BorrowedFd<'_>, mut bytes: &[u8]) 
 /// The thread that empties the pipes.
 struct Relay {
     pid: u32,
+    /// Whether its descriptor is still its own.
+    open: AtomicBool,
     epoll: OwnedFd,
     tails: Mutex<(u64, HashMap<u64, Arc<Tail>>)>,
 }
@@ -181,23 +282,51 @@ static RELAY: Mutex<Option<Arc<Relay>>> = Mutex::new(None);
 fn relay() -> Result<Arc<Relay>, BoxError> {
     let mut current = RELAY.lock();
     let pid = std::process::id();
-    if let Some(relay) = current.as_ref().filter(|relay| relay.pid == pid) {
+    if let Some(relay) = current
+        .as_ref()
+        .filter(|relay| relay.pid == pid && relay.open.load(Ordering::Acquire))
+    {
         return Ok(Arc::clone(relay));
     }
     let relay = Arc::new(Relay {
         pid,
-        epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+        open: AtomicBool::new(true),
+        epoll: apart(epoll::create(epoll::CreateFlags::CLOEXEC)?)?,
         tails: Mutex::default(),
     });
     let served = Arc::clone(&relay);
     thread::Builder::new()
         .name("stderr-relay".to_owned())
+        .stack_size(STACK)
         .spawn(move || served.serve())?;
-    *current = Some(Arc::clone(&relay));
+    // The one before is never dropped: its descriptor was closed behind our back, or is that of the process that this one
+    // was forked from. Its number may be somebody else's by now.
+    std::mem::forget(current.replace(Arc::clone(&relay)));
     Ok(relay)
 }
 
+/// Has a tail read by the thread that empties the pipes, or by another one if the program closed what that one has.
+fn watch(tail: &Arc<Tail>) -> Result<(), BoxError> {
+    let served = relay()?;
+    match served.add(tail) {
+        Err(Errno::BADF | Errno::INVAL) => {
+            served.give_up();
+            Ok(relay()?.add(tail)?)
+        }
+        other => Ok(other?),
+    }
+}
+
 impl Relay {
+    fn give_up(&self) {
+        // Release: pairs with the look of the next that needs one. The tails it knows of are not dropped: the numbers of
+        // their pipes may be somebody else's, too.
+        self.open.store(false, Ordering::Release);
+        std::mem::take(&mut self.tails.lock().1)
+            .into_values()
+            .for_each(std::mem::forget);
+    }
+
     fn add(&self, tail: &Arc<Tail>) -> Result<(), Errno> {
         let mut tails = self.tails.lock();
         let id = tails.0;
@@ -213,6 +342,7 @@ impl Relay {
     }
 
     fn serve(&self) {
+        let _serving = link::serve();
         let mut events = Vec::with_capacity(16);
         loop {
             events.clear();
@@ -223,7 +353,8 @@ impl Relay {
             ) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
-                    tracing::error!(%errno, "what workers write to their stderr is not passed on any more");
+                    link::say!(error, %errno, "what workers that run write to their stderr is not passed on any more");
+                    self.give_up();
                     return;
                 }
             }
@@ -233,10 +364,21 @@ impl Relay {
                     continue;
                 };
                 let more = tail.read(STEP);
-                tail.pass();
-                if !more {
-                    let _ = epoll::delete(&self.epoll, &tail.pipe);
-                    self.tails.lock().1.remove(&id);
+                // Somebody who has it for longer than a moment is its own thread.
+                let passing = tail.passing.try_lock();
+                let all = passing.is_some() && matches!(tail.pass_at_once(), Passed::All);
+                drop(passing);
+                if all && more && !tail.heard.lock().apart {
+                    continue;
+                }
+                let _ = epoll::delete(&self.epoll, &tail.pipe);
+                self.tails.lock().1.remove(&id);
+                if all {
+                    continue;
+                }
+                if let Err(error) = tail.pass_apart() {
+                    link::say!(warn, %error, "what one worker writes to its stderr holds up what others do");
+                    tail.keep_passing();
                 }
             }
         }
@@ -246,7 +388,8 @@ impl Relay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
+    use std::io::{Read, Write};
+    use std::time::Duration;
 
     #[test]
     fn the_end_is_kept_and_all_of_it_is_passed_on_in_order() {
@@ -263,7 +406,7 @@ mod tests {
             let tail = Arc::clone(&tail);
             thread::spawn(move || {
                 writing.join().unwrap();
-                tail.flush();
+                tail.flush(Instant::now() + Duration::from_secs(1));
                 assert!(tail.text().unwrap().ends_with("line 4999"));
                 assert!(tail.text().unwrap().len() <= 2 * KEPT);
             })
@@ -272,6 +415,59 @@ mod tests {
         reader.read_exact(&mut passed).unwrap();
         assert!(passed == text.as_bytes());
         passing.join().unwrap();
+    }
+
+    /// A tail that passes on to there, and has something to pass on.
+    fn full_tail(to: impl Into<Output>) -> Arc<Tail> {
+        let (tail, child) = Tail::new(&to.into()).unwrap();
+        std::fs::File::from(child).write_all(&TEXT).unwrap();
+        tail
+    }
+
+    static TEXT: [u8; 60 << 10] = [b'x'; 60 << 10];
+
+    #[test]
+    fn those_that_fill_one_pipe_together_wait_for_its_reader_no_longer_than_they_want() {
+        for _ in 0..20 {
+            let (mut reader, writer) = std::io::pipe().unwrap();
+            let writing: Vec<_> = (0..4)
+                .map(|_| {
+                    let tail = full_tail(writer.try_clone().unwrap());
+                    thread::spawn(move || tail.flush(Instant::now() + Duration::from_millis(2)))
+                })
+                .collect();
+            drop(writer);
+            // Nobody reads meanwhile.
+            writing.into_iter().for_each(|one| one.join().unwrap());
+            // Nothing was lost all the same.
+            let mut read = Vec::new();
+            reader.read_to_end(&mut read).unwrap();
+            assert_eq!(read.len(), 4 * TEXT.len());
+        }
+    }
+
+    #[test]
+    fn a_terminal_that_shows_nothing_holds_up_nobody() {
+        use rustix::pty;
+        let flags = pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY | pty::OpenptFlags::CLOEXEC;
+        let screen = match pty::openpt(flags) {
+            Ok(screen) => screen,
+            Err(errno) => return eprintln!("skipped: no terminal can be made: {errno}"),
+        };
+        pty::grantpt(&screen).unwrap();
+        pty::unlockpt(&screen).unwrap();
+        let inside = pty::ioctl_tiocgptpeer(&screen, flags).unwrap();
+        let tails = [full_tail(inside.try_clone().unwrap()), full_tail(inside)];
+        for tail in &tails {
+            tail.flush(Instant::now() + Duration::from_millis(2));
+            assert!(tail.text().unwrap().len() >= KEPT);
+        }
+        let mut shown = vec![0; 2 * TEXT.len()];
+        std::fs::File::from(screen).read_exact(&mut shown).unwrap();
+        tails.iter().for_each(|tail| {
+            tail.flush(Instant::now() + Duration::from_secs(60));
+            assert!(tail.heard.lock().backlog.is_empty());
+        });
     }
 
     #[test]

@@ -5,25 +5,40 @@
 //! before it comes to the test, so such a worker gets its stdout only then.
 
 use std::backtrace::Backtrace;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 use std::thread;
 
 use crate::entry;
 
+/// For threads that run no test, such as those that a test has started.
 static ARGUMENTS: OnceLock<Vec<String>> = OnceLock::new();
 
 thread_local! {
+    /// Of the test that this thread runs, or ran last.
+    static OWN: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     /// A test of this thread has said that it spawns, or this thread is no test's.
     static KNOWN: Cell<bool> = const { Cell::new(false) };
+    /// `init` was called on this thread, which is not that of `main`.
+    static ASTRAY: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The arguments by which this executable reaches `init` again; none where `main` calls it.
-pub(crate) fn arguments() -> &'static [String] {
-    ARGUMENTS.get().map_or(&[], Vec::as_slice)
+pub(crate) fn arguments() -> Vec<String> {
+    let own = OWN.with_borrow(Vec::clone);
+    match own.is_empty() {
+        true => ARGUMENTS.get().cloned().unwrap_or_default(),
+        false => own,
+    }
+}
+
+/// Whether workers reach `init` by way of a test.
+pub(crate) fn leads_through_a_test() -> bool {
+    ARGUMENTS.get().is_some()
 }
 
 /// In a worker: its own workers are reached as it was.
+#[inline]
 pub(crate) fn reach_by(arguments: &[String]) {
     if !arguments.is_empty() {
         let _ = ARGUMENTS.set(arguments.to_vec());
@@ -33,23 +48,45 @@ pub(crate) fn reach_by(arguments: &[String]) {
 /// What [`init_in_test!`](crate::init_in_test) calls, with the name of the type of a function inside the test.
 #[doc(hidden)]
 pub fn init_in(inside: &str) {
-    // The first test that comes here stands for all: each leads to `init`.
-    if ARGUMENTS.get().is_none()
-        && let Some(test) = test_of(inside)
-    {
-        reach_by(&[
-            "--exact".to_owned(),
-            test,
-            "--include-ignored".to_owned(),
-            "--nocapture".to_owned(),
-            "--test-threads=1".to_owned(),
-        ]);
-    }
-    KNOWN.set(true);
+    // A worker does not return from here.
     entry::enter(&[]);
+    KNOWN.set(true);
+    if let Some(test) = test_of(inside) {
+        let arguments = [
+            "--exact",
+            &running(test),
+            "--include-ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ];
+        let arguments = arguments.map(str::to_owned);
+        reach_by(&arguments);
+        OWN.set(arguments.into());
+    }
+}
+
+/// Which test the current thread runs: `test`, by where the macro stands, or the one that calls the function that it
+/// stands in. The harness calls the thread as it calls the test; one that ran tests on the main thread could not be asked.
+fn running(test: String) -> String {
+    let thread = thread::current();
+    match thread.name() {
+        Some(name) if name != "main" && name != test && is_below_the_harness() => name.to_owned(),
+        _ => test,
+    }
+}
+
+/// `init` was called on the current thread, which is not that of `main`.
+pub(crate) fn note_init() {
+    ASTRAY.set(true);
+}
+
+/// Whether that has happened.
+pub(crate) fn has_called_init() -> bool {
+    ASTRAY.get()
 }
 
 /// The current thread is that of a worker's function.
+#[inline]
 pub(crate) fn is_no_test() {
     KNOWN.set(true);
 }
@@ -65,13 +102,15 @@ pub(crate) fn is_forgotten() -> bool {
     let is_named = thread::current().name().is_some_and(|name| name != "main");
     // Once for each thread: to look takes milliseconds.
     KNOWN.set(true);
-    let forgotten = is_named && is_below_the_harness(&Backtrace::force_capture().to_string());
+    let forgotten = is_named && is_below_the_harness();
     KNOWN.set(!forgotten);
     forgotten
 }
 
-fn is_below_the_harness(stack: &str) -> bool {
-    stack.contains("test::run_test")
+fn is_below_the_harness() -> bool {
+    Backtrace::force_capture()
+        .to_string()
+        .contains("test::run_test")
 }
 
 /// The name of a test as the harness knows it: the path of its function without the crate.
@@ -98,7 +137,8 @@ fn test_of(inside: &str) -> Option<String> {
 /// ```
 ///
 /// A worker is the test binary, run again for this very test; the rest of the test does not happen in it. It must be
-/// the first line: what comes before it happens in the workers too. With `harness = false` and a `main`,
+/// the first line: what comes before it happens in the workers too. It belongs into the test itself; a function that the
+/// test calls may have it as long as that is called on the test's own thread. With `harness = false` and a `main`,
 /// [`init`](crate::init) is all that is needed.
 #[macro_export]
 macro_rules! init_in_test {

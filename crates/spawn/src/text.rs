@@ -7,7 +7,9 @@
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use libc::{Elf64_Phdr, PF_R, PF_X, PT_LOAD, PT_NOTE, dl_iterate_phdr, dl_phdr_info, size_t};
+use libc::{
+    Elf64_Phdr, PF_R, PF_X, PT_INTERP, PT_LOAD, PT_NOTE, dl_iterate_phdr, dl_phdr_info, size_t,
+};
 
 /// The address ranges of the executable's code; shared libraries do not count.
 pub(crate) fn executable_code() -> Vec<Range<usize>> {
@@ -17,6 +19,14 @@ pub(crate) fn executable_code() -> Vec<Range<usize>> {
 /// The address ranges of all that is readable of the executable itself; shared libraries do not count.
 pub(crate) fn executable_memory() -> Vec<Range<usize>> {
     ranges_with(|header| header.p_type == PT_LOAD && header.p_flags & PF_R != 0)
+}
+
+/// Whether the dynamic loader was run as a program, and was told to run this one.
+pub(crate) fn started_by_loader() -> bool {
+    // SAFETY: the call reads what the kernel told this process when it started, and cannot fail: what is unknown is 0.
+    let loader = unsafe { libc::getauxval(libc::AT_BASE) };
+    // The kernel loaded none, although this program asks for one.
+    loader == 0 && !ranges_with(|header| header.p_type == PT_INTERP).is_empty()
 }
 
 /// How many bytes the hash has that linkers write: that of SHA-1.

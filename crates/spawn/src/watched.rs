@@ -12,7 +12,8 @@ use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::io::Errno;
 
 use crate::desk::Desk;
-use crate::run::Run;
+use crate::link;
+use crate::run::{Run, Why};
 use crate::start::{Enrolled, report};
 use crate::supervisor::{token, until};
 
@@ -46,8 +47,8 @@ impl Watched {
         let oom_before = oom_before.unwrap_or_else(|| desk.oom_kills());
         let mut run = Run::new(story, members, shared, options, oom_before);
         if let Some(Err(errno)) = watched {
-            tracing::error!(%errno, "these processes cannot be watched; stopping them");
-            run.interrupt(true);
+            link::say!(error, %errno, "these processes cannot be watched; stopping them");
+            run.interrupt(true, Why::Unwatched);
         }
         // Some may be gone already, in a way that epoll does not report: no descriptor was to be had.
         let gone: HashSet<usize> = run
@@ -210,11 +211,9 @@ mod tests {
         target_by_name::<F, (), ()>()
     }
 
-    /// How a process is told that was gone, and reaped by the system, before it could be looked at, and that had said this.
-    fn end_of_one_without_a_descriptor(said: &[Frame]) -> crate::Result<()> {
-        let desk = Desk::open(std::process::id()).unwrap();
-        let story = Arc::new(Story::new(7));
-        let start = Start {
+    /// The start of one process, which is not made by it.
+    fn start_of(story: Arc<Story>) -> Start {
+        Start {
             plans: vec![Plan {
                 target: target(|_, ()| ()),
                 name: "gone".to_owned(),
@@ -228,8 +227,15 @@ mod tests {
             }],
             shared: Vec::new(),
             options: Options::default(),
-            story: Arc::clone(&story),
-        };
+            story,
+        }
+    }
+
+    /// How a process is told that was gone, and reaped by the system, before it could be looked at, and that had said this.
+    fn end_of_one_without_a_descriptor(said: &[Frame]) -> crate::Result<()> {
+        let desk = Desk::open(std::process::id()).unwrap();
+        let story = Arc::new(Story::new(7));
+        let start = start_of(Arc::clone(&story));
         let (ours, theirs) = control::pair().unwrap();
         for frame in said {
             control::tell(theirs.as_fd(), frame).unwrap();
@@ -247,6 +253,30 @@ mod tests {
         watched.tick();
         assert!(watched.runs.is_empty(), "it is watched for ever");
         story.end().expect("an end")
+    }
+
+    #[test]
+    fn what_a_supervisor_looked_after_that_ends_is_killed_and_told_so() {
+        let desk = Desk::open(std::process::id()).unwrap();
+        let start = start_of(Arc::new(Story::new(8)));
+        let story = Arc::clone(&start.story);
+        let sleeps = std::process::Command::new("sleep").arg("3600").spawn();
+        let mut sleeps = sleeps.unwrap();
+        let flags = rustix::process::PidfdFlags::empty();
+        let pid = rustix::process::Pid::from_child(&sleeps);
+        let (ours, _theirs) = control::pair().unwrap();
+        let enrolled = start.enrol(vec![Launched {
+            pid: sleeps.id(),
+            pidfd: Some(rustix::process::pidfd_open(pid, flags).unwrap()),
+            control: ours,
+        }]);
+        let mut watched = Watched::default();
+        watched.supervise(enrolled, &desk);
+        watched.runs.values_mut().for_each(Run::abandon);
+        let error = story.end().expect("an end").unwrap_err();
+        assert!(error.to_string().contains("so they were killed"), "{error}");
+        // It was waited for.
+        assert!(sleeps.try_wait().is_err());
     }
 
     #[test]

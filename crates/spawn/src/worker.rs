@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::control;
+use crate::entry;
 use crate::error::BoxError;
 use crate::frame::{Frame, PLAIN, clip};
 use crate::hello::Hello;
@@ -50,6 +51,10 @@ impl Call<'_> {
     /// A parent that is gone needs no news, and the watcher ends this process then. Whether it was told: the function
     /// may have closed the socket, and something else may be there in its place.
     fn say_last(&self, frame: &Frame) -> bool {
+        if entry::is_bare_fork() {
+            // It came back from the function, too, and its word is not the worker's.
+            return false;
+        }
         let ours = sockopt::socket_peercred(self.control)
             .is_ok_and(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs() == self.hello.parent);
         let told = match frame {
@@ -59,7 +64,7 @@ impl Call<'_> {
             _ => control::tell_last(self.control, frame),
         };
         if let Err(errno) = told {
-            tracing::debug!(%errno, "the parent could not be told");
+            link::say!(debug, %errno, "the parent could not be told");
         }
         told.is_ok()
     }
@@ -109,6 +114,7 @@ where
     if call.say_last(&frame) { code } else { UNHEARD }
 }
 
+#[inline]
 fn arguments<A: DeserializeOwned>(call: &Call<'_>) -> Result<A, String> {
     let unreadable = |error| {
         format!(
@@ -129,6 +135,7 @@ fn arguments<A: DeserializeOwned>(call: &Call<'_>) -> Result<A, String> {
 }
 
 /// What to say, and the exit code, once the function has returned. Runs the user's `Serialize` and `Display`.
+#[inline]
 fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
     // A loop that ended early for a reason its function never saw must not pass for success.
     let outcome = outcome
@@ -164,11 +171,13 @@ fn finish<R: Outcome>(hello: &Hello, outcome: R) -> (Frame, i32) {
 
 /// Brings a value on its way: gives it as bytes if it is small and nothing of the arena is in it, else puts it into its
 /// letterbox.
+#[inline]
 fn post<T: Serialize>(hello: &Hello, value: T) -> Result<Option<Vec<u8>>, BoxError> {
     match link::plain(&value).filter(|bytes| bytes.len() <= PLAIN) {
         Some(bytes) => Ok(Some(bytes)),
         None => {
-            Mailbox::open(hello.outcome)?.put(value)?;
+            // It is read when this process has ended.
+            link::outliving(|| Mailbox::open(hello.outcome)?.put(value))?;
             Ok(None)
         }
     }

@@ -46,7 +46,7 @@ fn again(words: &[&str]) -> (bool, String) {
 #[test]
 fn tests_that_run_one_at_a_time_may_spawn() {
     // They run on the main thread then.
-    let others = ["--skip", "one_at_a_time", "--skip", "forgets_the_line"];
+    let others = ["--skip", "one_at_a_time", "--skip", "the_line"];
     let (passed, text) = again(&[&others[..], &["--test-threads=1"]].concat());
     assert!(passed && text.contains("4 passed"), "{text}");
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
@@ -61,8 +61,8 @@ fn tests_that_run_one_at_a_time_may_spawn() {
 
 #[test]
 fn a_test_that_forgets_the_line_is_told_though_another_has_it() {
-    let (passed, text) = again(&["--ignored", "--test-threads=2", "forgetting::"]);
-    assert!(passed && text.contains("2 passed"), "{text}");
+    let (passed, text) = again(&["--ignored", "--test-threads=3", "forgetting::"]);
+    assert!(passed && text.contains("3 passed"), "{text}");
 }
 
 mod forgetting {
@@ -92,10 +92,34 @@ mod forgetting {
 
     #[test]
     #[ignore = "a part of another test"]
+    fn a_third_forgets_the_line_and_calls_init() {
+        if std::thread::current().name() == Some("main") {
+            return;
+        }
+        while !SAID.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        spawn::init();
+        let error = spawn::spawn(super::double, 1, 1).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            matches!(error.kind(), spawn::ErrorKind::NotInitialized)
+                && text.contains("`init()` was called on another thread than that of `main`")
+                && text.contains("make `init_in_test!()`"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    #[ignore = "a part of another test"]
     fn the_other_forgets_the_line() {
         // Where tests run one at a time this is the thread of the test above.
         if std::thread::current().name() == Some("main") {
             return;
+        }
+        // A worker, which is run for this test alone, waits for no other.
+        if std::env::args().any(|word| word == "--exact") {
+            spawn::init_in_test!();
         }
         while !SAID.load(Ordering::Acquire) {
             std::thread::yield_now();
@@ -113,6 +137,54 @@ mod forgetting {
                 "{error}"
             );
         }
+        spawn::init_in_test!();
+        assert_eq!(
+            spawn::spawn(super::double, 1, 1).unwrap().join().unwrap(),
+            [2]
+        );
+    }
+}
+
+#[test]
+fn the_line_in_a_function_that_a_test_calls_leads_to_that_test_and_spoils_no_other() {
+    let (passed, text) = again(&["--ignored", "--test-threads=2", "by_function::"]);
+    assert!(passed && text.contains("2 passed"), "{text}");
+    let alone = ["by_function::it_is_called", "--exact"];
+    let (passed, text) = again(&[&["--ignored", "--test-threads=2"], &alone[..]].concat());
+    assert!(passed && text.contains("1 passed"), "{text}");
+    let (passed, text) = again(&["--ignored", "--test-threads=1", "by_function::"]);
+    assert!(passed && text.contains("2 passed"), "{text}");
+}
+
+mod by_function {
+    fn line() {
+        spawn::init_in_test!();
+    }
+
+    #[test]
+    #[ignore = "a part of another test"]
+    fn it_is_called() {
+        line();
+        assert_eq!(
+            spawn::spawn(super::nested, 4, 1).unwrap().join().unwrap(),
+            [8]
+        );
+        // Of a thread of its own nobody can tell which test it belongs to.
+        let error = std::thread::spawn(|| {
+            line();
+            let mut context = spawn::spawn(super::double, 4, 1).unwrap();
+            context.join().unwrap_err().to_string()
+        });
+        let error = error.join().unwrap();
+        assert!(
+            error.contains("make `init_in_test!()` the first line of the test itself"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    #[ignore = "a part of another test"]
+    fn it_is_there() {
         spawn::init_in_test!();
         assert_eq!(
             spawn::spawn(super::double, 1, 1).unwrap().join().unwrap(),

@@ -49,7 +49,8 @@ mod error;
 /// The crate `spawn`, whose function of the same name is [`spawn`](spawn()).
 pub use ::spawn as spawn_api;
 pub use ::spawn::{
-    Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, init_in_test, spawn,
+    Group, Process, SpawnContext, StartMethod, Stdin, forkserver, init, init_in_test, set_task,
+    spawn,
 };
 #[cfg(feature = "cuda")]
 pub use cuda_ipc::{self, Device, DeviceTensor, DynDeviceTensor, SharedDeviceTensor};

@@ -77,7 +77,7 @@ pub(crate) struct Knobs {
     pub(crate) delay: Duration,
     pub(crate) memory: u64,
     pub(crate) races: bool,
-    /// Whether what a dead process left unfinished counts as finished.
+    /// Whether events that a dead process left unfinished happen, though its work is not done.
     pub(crate) dead_events_happen: bool,
     pub(crate) failures: Vec<Failure>,
     without: Vec<Feature>,

@@ -122,11 +122,17 @@ impl Knobs {
         self.with(knobs::RACES, 0)
     }
 
-    /// Events that a process left unfinished when it died happen all the same, as if the driver finished its work; without
-    /// this they never do. Which of the two a driver does is not written anywhere.
+    /// Events that a process left unfinished when it died happen all the same, without the work that was before them: memory
+    /// keeps what was there. Without this they never do. Which of the two a driver does is not written anywhere.
     #[must_use]
     pub fn events_of_the_dead_happen(self) -> Self {
         self.with(knobs::DEAD_EVENTS, "happen")
+    }
+
+    /// The opposite of [`events_of_the_dead_happen`](Self::events_of_the_dead_happen), also where the environment says that.
+    #[must_use]
+    pub fn events_of_the_dead_never_happen(self) -> Self {
+        self.with(knobs::DEAD_EVENTS, "never")
     }
 
     /// Each call of that name answers that code; with `nth`, only the how manieth, from 1.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::board::{Board, Kind};
 use crate::calls;
@@ -184,6 +185,23 @@ impl Session {
     /// Lets them go on.
     pub fn let_go(&self) {
         self.board.words.set_hold(false);
+    }
+
+    /// Waits until the streams of all processes are done with what they have to do, so that a test does not depend on who is
+    /// first. On a real driver it does nothing. A stream that waits for the dead never is.
+    pub fn settle(&self) {
+        while self.is_emulated && !self.is_settled() {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        let mut tables = self.board.lock();
+        tables.bury(self.board, self.file);
+        let mut streams = tables.streams.iter().enumerate();
+        streams.all(|(slot, stream)| {
+            stream.owner == 0 || self.board.words.has_done(slot, stream.issued)
+        })
     }
 
     /// What is there, after a driver took back what dead processes had.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cuda_emulator::Knobs;
-use cuda_ipc::{DeviceTensor, ErrorKind};
+use cuda_ipc::{DeviceTensor, ErrorKind, Options, Path};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 
@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     memory_that_is_given_back_is_closed_by_those_who_had_it_open,
     an_idle_process_closes_what_it_is_asked_to_close,
     a_full_device_gets_back_what_an_idle_process_has_open,
+    memory_is_unmapped_only_when_this_process_is_done_with_it,
     memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow,
 ];
 
@@ -22,7 +23,12 @@ type Bytes = DeviceTensor<u8>;
 fn memory_that_is_given_back_is_closed_by_those_who_had_it_open() {
     fn consume(_rank: usize, (from, done): (Receiver<Bytes>, Sender<u64>)) -> tensormp::Result<()> {
         for tensor in &from {
+            let is_last = tensor.numel() == 100;
             drop(tensor);
+            // A thread of its own closes what it is asked to close.
+            while is_last && cuda_ipc::stats().imports > 1 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             done.put(cuda_ipc::stats().imports)?;
         }
         Ok(())
@@ -100,6 +106,42 @@ fn a_full_device_gets_back_what_an_idle_process_has_open() {
     no_memory_is_left(session);
 }
 
+/// Puts a second of work on what it receives into its stream, drops it, and closes what it is asked to with the next tensor.
+fn write_late(
+    _rank: usize,
+    (from, dropped): (Receiver<Bytes>, Event),
+) -> tensormp::Result<(u64, u64)> {
+    let source = DeviceTensor::from_slice([3 << 20], &vec![7; 3 << 20]).unwrap();
+    let mut tensor = from.get()?;
+    assert_eq!(tensor.path(), Path::Descriptor);
+    for _ in 0..50 {
+        tensor.copy_from(&source).unwrap();
+    }
+    drop(tensor);
+    dropped.set();
+    let next = from.get()?;
+    let before = cuda_ipc::stats().imports;
+    drop(next);
+    source.stream().synchronize().unwrap();
+    cuda_ipc::collect();
+    Ok((before, cuda_ipc::stats().imports))
+}
+
+fn memory_is_unmapped_only_when_this_process_is_done_with_it() {
+    let session = with(&Knobs::new().delay(Duration::from_millis(20)));
+    Options::new().path(Path::Descriptor).install().unwrap();
+    let (sender, receiver) = Queue::bounded(2).unwrap().split();
+    let dropped = Event::new().unwrap();
+    let mut context = spawn(write_late, (receiver, dropped.clone()), 1).unwrap();
+    sender.put(DeviceTensor::zeros([3 << 20]).unwrap()).unwrap();
+    dropped.wait().unwrap();
+    // It is asked to close the one, and gets another.
+    assert_eq!(cuda_ipc::collect(), 0);
+    sender.put(DeviceTensor::zeros([7 << 20]).unwrap()).unwrap();
+    assert_eq!(context.join().unwrap()[0], (2, 0));
+    no_memory_is_left(session);
+}
+
 fn memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow() {
     let session = machine();
     let (sender, receiver) = Queue::bounded(4).unwrap().split();
@@ -113,6 +155,7 @@ fn memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow() {
     let received = receiver_of(&receiver).unwrap();
     // Work of this process behind it, in the same stream.
     caught.clear().unwrap();
+    let dead = context.pids()[0];
     context.kill();
     assert!(context.join().is_err());
     session.let_go();
@@ -138,7 +181,7 @@ fn memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow() {
         panic!("{stats:?}");
     };
     assert_eq!(stuck.device.ordinal(), 0);
-    assert!(stuck.writer.contains("participant"), "{stuck:?}");
+    assert_eq!(stuck.writer, format!("process {dead} (promise)"));
     assert_eq!(stuck.bytes, stats.allocated);
     assert!(stuck.allocations >= 2 && stuck.blocks >= 1, "{stuck:?}");
     assert_eq!(stuck.imports, 1, "the dead process's memory: {stuck:?}");

@@ -86,6 +86,7 @@ fn a_thousand_tensors_that_are_dropped_are_one_record_and_one_wait_to_send() {
         let tensors = (0..MANY).map(|_| Words::uninit([4]).unwrap()).collect();
         sender.put(tensors).unwrap();
         told.get().unwrap();
+        session.settle();
     };
     (0..12).for_each(|_| put());
     let pids = [std::process::id(), context.pids()[0]];

@@ -34,6 +34,27 @@ fn each_guard_that_is_left_out_is_missed_by_a_test() {
             "copy",
             "a_copy_through_the_host_ends_where_the_tensor_is_written_again",
         ),
+        ("lost", "a_stream_is_not_made_to_wait_for_one_that_is_lost"),
+        (
+            "refusal",
+            "what_would_stay_behind_work_of_the_dead_is_not_sent",
+        ),
+        (
+            "done",
+            "an_event_recorded_anew_is_no_doubt_of_who_recorded_it_before_and_ended_in_peace",
+        ),
+        (
+            "kept",
+            "memory_with_work_behind_the_dead_is_not_used_again_while_its_reader_lives",
+        ),
+        (
+            "since",
+            "what_was_recorded_before_a_stream_came_to_wait_for_the_dead_is_not_lost",
+        ),
+        (
+            "grace",
+            "work_of_a_killed_process_is_not_told_gone_within_its_time",
+        ),
         (
             "device",
             "devices_travel_by_what_they_are_called_everywhere",

@@ -237,11 +237,16 @@ fn a_process_without_descriptors_is_told_so_and_goes_on_when_it_has_some() {
     type Told = (String, u8);
     fn read(_rank: usize, from: Receiver<DeviceTensor<u8>>) -> tensormp::Result<Told> {
         let first = from.get()?;
+        // It is open now, also where its origin took long to answer.
+        first.to_vec()?;
         let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         limit.current = Some(64);
         rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
         let full = Full::new();
-        let error = from.get().map(drop).unwrap_err().to_string();
+        // When it comes, or at its first use where its origin takes long to answer.
+        let tensor = from.get().map_err(tensormp::Error::from);
+        let read = tensor.and_then(|tensor| Ok(tensor.to_vec()?));
+        let error = read.unwrap_err().to_string();
         assert_eq!(first.to_vec().unwrap()[0], 1, "what is open stays open");
         drop(full);
         // Lost is what could not be opened; the next one comes.

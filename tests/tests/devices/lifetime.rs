@@ -22,6 +22,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_consumer_killed_at_any_step_leaves_no_memory,
     a_consumer_that_goes_on_for_long_keeps_no_events,
     a_device_that_is_full_takes_back_what_nobody_uses,
+    slots_that_could_not_be_made_leave_no_memory,
+    a_copy_whose_end_could_not_be_noted_is_waited_for_all_the_same,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -106,7 +108,8 @@ fn closing_waits_for_consumers_and_names_those_who_are_late() {
     // The consumer ends with its queue, and with it what it holds.
     drop(sender);
     held.get().unwrap();
-    cuda_ipc::close(Duration::from_secs(20)).unwrap();
+    // As long as it takes: no moment that a clock could say.
+    cuda_ipc::close(Duration::MAX).unwrap();
     context.join().unwrap();
     all_is_well(session);
 }
@@ -191,6 +194,8 @@ fn a_descriptor_keeps_the_memory_of_a_dead_producer() {
     go.wait().unwrap();
     let tensor = receiver.get().unwrap();
     assert_eq!(tensor.path(), cuda_ipc::Path::Descriptor);
+    // It is open now, also where its producer took long to answer.
+    assert_eq!(tensor.to_vec().unwrap(), [1; 100]);
     context.kill();
     assert!(context.join().is_err());
     assert_eq!(tensor.to_vec().unwrap(), [1; 100]);
@@ -413,7 +418,10 @@ fn a_consumer_that_goes_on_for_long_keeps_no_events() {
         (0..count)
             .map(|_| {
                 sender.put(DeviceTensor::zeros([100]).unwrap()).unwrap();
-                told.get().unwrap()
+                let opened = told.get().unwrap();
+                // A block whose last holder is not done yet is left for another one.
+                session.settle();
+                opened
             })
             .max()
     };
@@ -438,5 +446,27 @@ fn a_device_that_is_full_takes_back_what_nobody_uses() {
         matches!(error.kind(), ErrorKind::OutOfMemory { asked } if *asked >= 65 << 20),
         "{error}"
     );
+    no_memory_is_left(session);
+}
+
+fn slots_that_could_not_be_made_leave_no_memory() {
+    let session = with(&Knobs::new().fail("cuIpcGetEventHandle", 999, Some(3)));
+    let made = DeviceTensor::<u8>::slots(3, [100]);
+    let error = made.unwrap_err();
+    assert_eq!(error.code(), Some(999), "{error}");
+    assert!(cuda_ipc::collect() > 0);
+    no_memory_is_left(session);
+}
+
+fn a_copy_whose_end_could_not_be_noted_is_waited_for_all_the_same() {
+    // The copy waits for the source's stream with the first record, and the source's stream for the copy with the second.
+    let knobs = Knobs::new().delay(Duration::from_millis(20));
+    let session = with(&knobs.fail("cuEventRecord", 999, Some(2)));
+    let source = DeviceTensor::from_slice([300_000], &[7_u8; 300_000]).unwrap();
+    let second = cuda_ipc::Device::new(1).unwrap();
+    let error = source.to_device(second).unwrap_err();
+    assert_eq!(error.code(), Some(999), "{error}");
+    drop(source);
+    cuda_ipc::collect();
     no_memory_is_left(session);
 }

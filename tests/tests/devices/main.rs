@@ -5,12 +5,15 @@ use std::process::ExitCode;
 mod closing;
 mod company;
 mod doctor;
+mod dying;
 mod guards;
 mod hostile;
 mod lifetime;
+mod lost;
 mod order;
 mod others;
 mod paths;
+mod peace;
 mod rules;
 mod sharing;
 mod slots;
@@ -27,6 +30,9 @@ fn main() -> ExitCode {
         company::TESTS,
         lifetime::TESTS,
         closing::TESTS,
+        lost::TESTS,
+        dying::TESTS,
+        peace::TESTS,
         rules::TESTS,
         paths::TESTS,
         staged::TESTS,

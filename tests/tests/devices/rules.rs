@@ -245,13 +245,13 @@ fn without_a_device_everything_says_why() {
 }
 
 fn a_driver_without_a_call_is_an_error_where_it_is_needed() {
-    let session = with(&Knobs::new().missing(&["cuIpcGetMemHandle"]));
+    let session = with(&Knobs::new().missing(&["cuStreamCreate"]));
     assert_eq!(cuda_ipc::devices().unwrap().len(), 2);
     let error = DeviceTensor::<u8>::zeros([1]).unwrap_err();
     assert_eq!(
         *error.kind(),
         ErrorKind::MissingCall {
-            call: "cuIpcGetMemHandle"
+            call: "cuStreamCreate"
         },
         "{error}"
     );

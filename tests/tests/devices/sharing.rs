@@ -3,6 +3,7 @@
 use cuda_ipc::{Device, DeviceTensor, DynDeviceTensor, SharedDeviceTensor};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
+use tensormp::spawn_api::builder;
 
 use crate::support::{all_is_well, machine};
 
@@ -17,6 +18,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     empty_scalar_and_strided_tensors_arrive_as_they_were,
     two_views_of_one_tensor_arrive_as_two_views_of_one,
     a_tensor_is_inherited_as_an_argument_and_comes_home_as_a_result,
+    tensors_that_a_process_made_come_home_as_its_result,
+    what_a_worker_made_outlives_the_worker_that_its_pool_replaced,
     a_tensor_without_its_type_is_sent_as_what_it_is,
     two_thousand_sends_of_one_tensor_open_it_once,
     a_hundred_thousand_tensors_through_three_processes_have_an_exact_sum,
@@ -283,6 +286,47 @@ fn a_tensor_is_inherited_as_an_argument_and_comes_home_as_a_result() {
     assert!(results[0].is_at_home());
     assert_eq!(results[0].to_vec().unwrap(), [5, 6, 7]);
     drop(results);
+    all_is_well(session);
+}
+
+fn tensors_that_a_process_made_come_home_as_its_result() {
+    type Made = (
+        DeviceTensor<u64>,
+        SharedDeviceTensor<u64>,
+        SharedDeviceTensor<u64>,
+    );
+    fn make(rank: usize, _: ()) -> tensormp::Result<Made> {
+        let one = DeviceTensor::from_slice([2], &[rank as u64, 5])?;
+        let many = DeviceTensor::from_slice([3], &[6_u64, 7, 8])?.freeze();
+        let view = many.narrow(0, 1, 2)?;
+        Ok((one, many, view))
+    }
+    let session = machine();
+    for path in ["handle", "descriptor", "host"] {
+        let context = builder().env("TENSORMP_CUDA_PATH", path);
+        let context = context.spawn(make, (), 2).unwrap();
+        let results = context.into_results().unwrap();
+        for (rank, (one, many, view)) in results.into_iter().enumerate() {
+            assert_eq!(one.to_vec().unwrap(), [rank as u64, 5], "{path}");
+            assert_eq!(many.to_vec().unwrap(), [6, 7, 8], "{path}");
+            assert_eq!(view.to_vec().unwrap(), [7, 8], "{path}");
+            assert!(view.same_storage(&many) && one.is_at_home());
+        }
+    }
+    all_is_well(session);
+}
+
+fn what_a_worker_made_outlives_the_worker_that_its_pool_replaced() {
+    let session = machine();
+    let pool = Pool::builder().workers(2).max_tasks(3).start().unwrap();
+    let make = |x: u64| -> tensormp::Result<DeviceTensor<u64>> {
+        Ok(DeviceTensor::from_slice([2], &[x, x + 1])?)
+    };
+    let made: Vec<_> = pool.map(make, 0..20_u64).unwrap().collect();
+    pool.shutdown().unwrap();
+    for (x, tensor) in (0..).zip(made) {
+        assert_eq!(tensor.unwrap().to_vec().unwrap(), [x, x + 1]);
+    }
     all_is_well(session);
 }
 

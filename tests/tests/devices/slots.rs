@@ -9,7 +9,7 @@ use tensormp::pipeline::{
 };
 use tensormp::prelude::*;
 
-use crate::stages::{Clear, Fill, Params, Pass, See, Take, spec};
+use crate::stages::{Clear, Fill, Keep, Params, Pass, See, Take, spec};
 use crate::support::{all_is_well, machine, no_memory_is_left, slow_machine};
 
 pub(crate) const TESTS: &[Test] = &tests![
@@ -20,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     segments_and_batches_of_slots_on_a_device_are_whole,
     a_hand_off_of_a_slot_costs_one_record_and_one_wait_a_side,
     a_stage_that_is_killed_is_replaced_and_its_slots_with_it,
+    a_stage_that_keeps_a_device_tensor_to_its_end_ends_where_processes_are_replaced,
     on_the_cpu_everything_is_on_the_cpu,
     slots_on_a_device_that_is_not_there_are_refused,
 ];
@@ -229,6 +230,23 @@ fn a_stage_that_is_killed_is_replaced_and_its_slots_with_it() {
     integration_tests::allow_leaks(2 * restarts as usize);
     let faults = session.faults();
     assert!(faults.is_empty(), "{faults:#?}");
+}
+
+fn a_stage_that_keeps_a_device_tensor_to_its_end_ends_where_processes_are_replaced() {
+    let session = machine();
+    let again = |step: Step| step.restart(3, Unfinished::Redeliver);
+    let report = Pipeline::new()
+        .client(Client::new(0..20_u64))
+        .timeout(std::time::Duration::from_secs(40))
+        .step(again(step::<Fill>("fill", 0, Params::default()).slots(3)))
+        .step(again(step::<Pass>("pass", 0, Params::default()).slots(3)))
+        .step(again(step::<Keep>("keep", 0, Params::default())))
+        .run()
+        .unwrap();
+    assert_eq!(report.items().completed, 20);
+    // Its writer has returned, and is there as long as the tensor is.
+    assert_eq!(report.results::<Keep>("keep").unwrap(), [vec![0; 300]]);
+    no_memory_is_left(session);
 }
 
 fn on_the_cpu_everything_is_on_the_cpu() {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use cuda_ipc::DeviceTensor;
+use cuda_ipc::{DeviceTensor, SharedDeviceTensor};
 use serde::{Deserialize, Serialize};
 use tensormp::pipeline::{Context, Device, Flow, Input, Output, Stage, StageError, TensorSpec};
 use tensormp::prelude::*;
@@ -235,5 +235,35 @@ impl Stage for Take {
 
     fn finish(self, _: &mut Output) -> Result<(), StageError> {
         Ok(())
+    }
+}
+
+/// Keeps the tensor of the first input that comes, and reads it when no more do.
+pub(crate) struct Keep(Option<SharedDeviceTensor<u64>>);
+
+impl Stage for Keep {
+    type Params = Params;
+    type Result = Vec<u64>;
+
+    fn output_spec(_: &Params) -> Vec<TensorSpec> {
+        Vec::new()
+    }
+
+    fn new(_: Params, _: &Context) -> Result<Self, StageError> {
+        Ok(Self(None))
+    }
+
+    fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        let Some(input) = input else {
+            return Ok(Flow::End);
+        };
+        if self.0.is_none() {
+            self.0 = Some(input.device_tensor(0)?);
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<Vec<u64>, StageError> {
+        Ok(self.0.ok_or("nothing came")?.to_vec()?)
     }
 }

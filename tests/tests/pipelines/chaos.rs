@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
+use tensormp::pipeline::stages::{Aggregator, AggregatorParams};
 use tensormp::pipeline::{Client, Delivery, Pipeline, QueueGroup, Step, Unfinished};
 
 use crate::flow::{client, numbers, see};
@@ -146,6 +147,54 @@ pub(crate) fn what_a_killed_process_took_with_it_is_made_up_for_by_another_input
         assert_eq!(told["items"]["completed"], ITEMS, "{told}");
         assert_eq!(told["items"]["offered"], ITEMS + failed, "{told}");
         lost += failed;
+    }
+    assert!(lost > 0);
+}
+
+/// The same where what is lost is a segment, whose item another process waits for.
+pub(crate) fn counted_though_a_segment_is_lost() {
+    let report = Pipeline::new()
+        .client(Client::new(0_u64..).count(ITEMS))
+        .step(Step::of::<Load>("load", LoadParams::default()).segments(2))
+        .step(Step::of::<Copy>("copy", SeeParams::default()).restart(50, Unfinished::Redeliver))
+        .step(Step::of::<Aggregator>("join", AggregatorParams::default()))
+        .step(see())
+        .start()
+        .unwrap()
+        .wait();
+    let (items, restarts) = (report.items(), report.processes()[1].restarts());
+    println!(
+        "{}",
+        serde_json::json!({
+            "items": items, "restarts": restarts, "termination": report.termination(),
+            "seen": numbers(&report, "see").len(),
+        })
+    );
+    integration_tests::allow_leaks(2 * restarts as usize);
+}
+
+pub(crate) fn what_waits_for_a_segment_that_was_killed_is_made_up_for_by_another_input() {
+    let mut lost = 0;
+    // As above: one of the two has just taken a segment.
+    for nth in [200, 201] {
+        let output = integration_tests::play("counted_though_a_segment_is_lost")
+            .env(
+                "TENSORMP_FAILPOINT",
+                format!("get.released:{nth}@copy=kill"),
+            )
+            .stderr(Stdio::piped())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(told["restarts"].as_u64().unwrap() > 0, "{told}");
+        assert_eq!(told["termination"], "target_reached", "{told}");
+        let count = |key: &str| told["items"][key].as_u64().unwrap();
+        assert!(count("completed") >= ITEMS, "{told}");
+        let known = count("completed") + count("failed");
+        assert_eq!(count("offered"), known, "{told}");
+        lost += count("failed");
     }
     assert!(lost > 0);
 }

@@ -1,10 +1,11 @@
 //! The command of a program whose pipelines come from files, as the example `video_clips` has it.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use tensormp::pipeline::report::Run;
 
 fn configuration(name: &str) -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -125,8 +126,17 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     }
     killed.kill().unwrap();
     killed.wait().unwrap();
-    let report = tensormp::pipeline::report::Run::open(&out).unwrap();
+    let report = Run::open(&out).unwrap();
     assert!(!report.has_ended() && report.steps.len() == 3);
+
+    // Whoever starts what has no end is told so.
+    let output = run("rnb.json", &["--set", "timeout_ms=1"]);
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with("note: the inputs never end, and no count is given")
+            && said.contains("until its limit of 1ms or Ctrl-C; give --count to end it"),
+        "{said}"
+    );
 
     // The run came to its end, and its report could not be written.
     let taken = dir.path().join("taken");
@@ -175,6 +185,52 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     }
 }
 
+pub(crate) fn a_process_that_is_replaced_is_told_with_the_cause_while_it_runs_and_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    let out_dir = out.display().to_string();
+    let mut running = command(
+        "whole.toml",
+        &["-m", "5", "-n", "1000000", "--out", &out_dir],
+    );
+    let mut running = running
+        .args(["--set", "load.restart=2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let send = |signal: &str, pid: u32| {
+        let mut kill = Command::new("kill");
+        let sent = kill.args([signal, &pid.to_string()]).status();
+        assert!(sent.unwrap().success());
+    };
+    let description = out.join("run.json");
+    while !description.exists() && running.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    let pid = Run::open(&out).unwrap().processes[0].pid;
+    send("-KILL", pid);
+    // It is told at once, while the run goes on.
+    let mut told = BufReader::new(running.stderr.take().unwrap());
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    let cause = "was killed by SIGKILL";
+    assert!(
+        line.starts_with(&format!("warning: process \"load\" (pid {pid}) {cause}"))
+            && line.contains("another takes its place (restart 1 of 2)"),
+        "{line}"
+    );
+    send("-INT", running.id());
+    let output = running.wait_with_output().unwrap();
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    let once = format!("process \"load\" was replaced once: it {cause}");
+    assert!(said.contains(&once), "{said}");
+    let summary = std::fs::read_to_string(out.join("summary.txt")).unwrap();
+    assert!(summary.contains(&once), "{summary}");
+    assert_eq!(Run::open(&out).unwrap().processes[0].replaced[0].pid, pid);
+}
+
 /// Ctrl-C on a terminal reaches all processes of the program at once, its own first of all or last.
 pub(crate) fn ctrl_c_on_a_terminal_ends_a_run_as_interrupted() {
     let dir = tempfile::tempdir().unwrap();
@@ -218,7 +274,7 @@ pub(crate) fn ctrl_c_on_a_terminal_ends_a_run_as_interrupted() {
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert!(said.contains("interrupted"), "{said}");
-    let run = tensormp::pipeline::report::Run::open(&out).unwrap();
+    let run = Run::open(&out).unwrap();
     assert!(run.has_ended());
     assert_eq!(run.termination.reason, "interrupted");
 }

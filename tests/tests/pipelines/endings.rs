@@ -1,15 +1,17 @@
 //! How runs end: full queues, stages that keep too much, failures, replacements, limits.
 
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use integration_tests::allow_leaks;
 use tensormp::pipeline::report::{Run, Summary};
 use tensormp::pipeline::{
-    Backpressure, Client, Context, ErrorKind, Flow, Input, Output, Pipeline, QueueGroup, Running,
-    Stage, StageError, Step, TensorSpec, Termination, Unfinished,
+    Backpressure, Client, Context, Counts, Delivery, ErrorKind, Flow, Input, Output, Pipeline,
+    QueueGroup, Report, Running, Stage, StageError, Step, TensorSpec, Termination, Unfinished,
 };
 
 use crate::flow::{client, numbers, see};
+use crate::held::ended_by_its_limit;
 use crate::stages::*;
 
 fn load() -> Step {
@@ -51,7 +53,7 @@ pub(crate) fn a_full_queue_ends_the_run_where_that_is_the_policy() {
         let items = report.items();
         assert_eq!(
             items.offered,
-            items.completed + items.dropped + items.failed
+            items.completed + items.dropped + items.failed + items.unfinished
         );
     }
 }
@@ -183,33 +185,77 @@ impl Stage for Mute {
     }
 }
 
-pub(crate) fn a_knot_with_one_that_waits_for_room_and_one_that_idles_is_told() {
-    allow_leaks(8);
-    // "load" waits for room at "copy", which waits for slots that "see" keeps; "mute" could go on if "load" did.
+/// "load" feeds "copy", which waits for slots that "see" keeps, and "mute", which could go on if "load" did.
+fn knotted(load: Step, mute: u32) -> String {
     let report = Pipeline::new()
         .client(client(50))
-        .step(
-            Step::new("load")
-                .group(QueueGroup::of::<Load>(LoadParams::default()).out_queues([0, 1]))
-                .slots(8)
-                .queue_size(2),
-        )
+        .step(load)
         .step(
             Step::new("copy")
                 .group(QueueGroup::of::<Copy>(SeeParams::default()).in_queue(0))
-                .group(QueueGroup::of::<Mute>(()).in_queue(1))
+                .group(QueueGroup::of::<Mute>(()).in_queue(mute))
                 .slots(2),
         )
         .step(see_with(SeeParams {
             keep: 4,
             ..SeeParams::default()
         }))
+        .timeout(Duration::from_secs(60))
         .start()
         .unwrap()
         .wait();
     let text = report.error().unwrap().to_string();
     assert_eq!(report.termination(), Termination::Deadlock, "{text}");
     assert!(text.contains("slots 0, 1 of the 2"), "{text}");
+    text
+}
+
+pub(crate) fn a_knot_with_one_that_waits_for_room_and_one_that_idles_is_told() {
+    allow_leaks(8);
+    let load = QueueGroup::of::<Load>(LoadParams::default()).out_queues([0, 1]);
+    knotted(Step::new("load").group(load).slots(8).queue_size(2), 1);
+}
+
+pub(crate) fn a_knot_whose_slots_wait_unread_is_told() {
+    allow_leaks(16);
+    let group = QueueGroup::of::<Load>(LoadParams::default());
+    let two_ways = Step::new("load").group(group.clone().out_queues([0, 1]));
+    // Of each output one reader's part is done, and the other's waits.
+    let every = Step::new("load").group(group).delivery(Delivery::Every);
+    for (load, mute) in [
+        (two_ways.clone().slots(8), 1),
+        (
+            two_ways
+                .replicas(2)
+                .slots(3)
+                .restart(1, Unfinished::Redeliver),
+            1,
+        ),
+        (every.slots(5), 0),
+    ] {
+        let text = knotted(load, mute);
+        assert!(text.contains("wait, unread, for processes"), "{text}");
+    }
+}
+
+pub(crate) fn a_writer_that_is_stopped_while_its_slots_come_back_is_in_no_knot() {
+    let running = Pipeline::new()
+        .client(client(200))
+        .step(load().slots(2))
+        .step(see_with(slow(3)))
+        .start()
+        .unwrap();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(100));
+        // It waits for a slot most of the time; meanwhile all slots are given back, and the reader waits as well.
+        let pid = running.pids()[0];
+        integration_tests::stop(pid);
+        std::thread::sleep(Duration::from_millis(700));
+        integration_tests::resume(pid);
+    }
+    let report = running.wait();
+    assert!(report.error().is_none(), "{report:?}");
+    assert!(numbers(&report, "see").into_iter().eq(0..200));
 }
 
 pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
@@ -230,6 +276,7 @@ pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
                 .step(Step::of::<Copy>("copy", copy).slots(2))
                 .step(see_with(see))
                 .run_dir(dir.path())
+                .overwrite()
                 .start()
                 .unwrap()
                 .wait();
@@ -240,10 +287,11 @@ pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
                 "{does}, {name}: {text}"
             );
             let items = report.items();
-            assert!(items.failed > 0);
+            // What the process was at failed; the rest was on its way.
+            assert_eq!(items.failed, 1, "{items:?}");
             assert_eq!(
                 items.offered,
-                items.completed + items.dropped + items.failed
+                items.completed + items.dropped + items.failed + items.unfinished
             );
             // What was done until then is told, also of those that were ended.
             assert!(report.seconds() > 0.0 && report.rate().is_some());
@@ -301,6 +349,25 @@ pub(crate) fn a_process_is_replaced_and_its_item_delivered_again() {
         );
         let restarts = report.processes().iter().map(|process| process.restarts());
         assert_eq!(restarts.sum::<u32>(), 1);
+        // It is known of each why it was replaced, and what it took adds up with what became of that.
+        let place = report.processes().iter().find(|one| one.restarts() > 0);
+        let [before] = place.unwrap().replaced() else {
+            panic!("{place:?}")
+        };
+        let cause = match does {
+            "die" => "was killed by SIG",
+            "err" => "returned an error",
+            _ => "panicked",
+        };
+        assert!(before.cause.contains(cause), "{before:?}");
+        assert_eq!((before.redelivered, before.failed), (1, 0));
+        let copies = report.processes().iter().filter(|one| one.step() == "copy");
+        let counts: Vec<_> = copies.map(|one| one.counts()).collect();
+        let sum = |of: fn(&Counts) -> u64| counts.iter().map(of).sum::<u64>();
+        assert_eq!(sum(|counts| counts.taken), 81, "{counts:?}");
+        assert_eq!(sum(|counts| counts.done), 80, "{counts:?}");
+        assert_eq!(sum(|counts| counts.redelivered), 1, "{counts:?}");
+        assert_eq!(sum(|counts| counts.published), 80, "{counts:?}");
     }
 }
 
@@ -360,6 +427,7 @@ pub(crate) fn a_stage_that_hangs_ends_the_run_or_is_replaced() {
     let report = hangs(0);
     let text = report.error().unwrap().to_string();
     assert_eq!(report.termination(), Termination::TimedOut, "{text}");
+    assert_eq!(report.items().failed, 1, "{:?}", report.items());
     assert!(
         text.contains("\"see\"") && text.contains("item 7"),
         "{text}"
@@ -372,24 +440,34 @@ pub(crate) fn a_stage_that_hangs_ends_the_run_or_is_replaced() {
     );
 }
 
+/// What was on its way when a run was ended from outside is told apart from what failed.
+fn nothing_failed(report: &Report) {
+    let items = report.items();
+    assert!(items.unfinished > 0, "{items:?}");
+    assert_eq!((items.failed, items.dropped), (0, 0), "{items:?}");
+    assert_eq!(items.offered, items.completed + items.unfinished);
+}
+
 pub(crate) fn a_run_that_takes_too_long_or_is_stopped_says_so() {
     allow_leaks(8);
-    let endless = || {
+    let with = |client: Client| {
         Pipeline::new()
-            .client(Client::new(0_u64..))
+            .client(client)
             .step(load())
             .step(see_with(slow(1)))
     };
-    let report = endless()
-        .timeout(Duration::from_millis(500))
-        .start()
-        .unwrap()
-        .wait();
-    assert_eq!(report.termination(), Termination::TimedOut);
-    let running = endless().start().unwrap();
+    let endless = || with(Client::new(0_u64..));
+    let (report, ()) = ended_by_its_limit(1, || (endless(), ()));
+    nothing_failed(&report);
+    let (begin, has_begun) = channel();
+    let inputs = (0_u64..).inspect(move |_| {
+        let _ = begin.send(());
+    });
+    let running = with(Client::new(inputs)).start().unwrap();
     assert_eq!(running.pids().len(), 2);
     let stopper = running.stopper();
     let stops = std::thread::spawn(move || {
+        let _ = has_begun.recv();
         std::thread::sleep(Duration::from_millis(300));
         stopper.terminate();
     });
@@ -397,6 +475,7 @@ pub(crate) fn a_run_that_takes_too_long_or_is_stopped_says_so() {
     stops.join().unwrap();
     assert_eq!(report.termination(), Termination::Interrupted);
     assert_eq!(report.error().unwrap().kind(), &ErrorKind::Interrupted);
+    nothing_failed(&report);
     drop::<Running>(endless().start().unwrap());
 }
 

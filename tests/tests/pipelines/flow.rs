@@ -149,7 +149,7 @@ pub(crate) fn each_output_goes_to_every_reader_where_that_is_wanted() {
 }
 
 /// Odd numbers go into the second queue.
-struct OddEven;
+pub(crate) struct OddEven;
 
 impl Selector for OddEven {
     fn new(queues: usize) -> Self {

@@ -1,6 +1,6 @@
 //! Stages that fail where few do: while they are made, while they end, with shapes that are not theirs; and many slots.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use integration_tests::allow_leaks;
 use serde::{Deserialize, Serialize};
@@ -8,6 +8,9 @@ use tensormp::pipeline::{
     Client, Context, Flow, Input, Output, Pipeline, Stage, StageError, Step, TensorSpec,
     Termination,
 };
+
+use crate::flow::client;
+use crate::stages::{Load, LoadParams};
 
 /// What a stage does that it should not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -206,7 +209,7 @@ pub(crate) fn tensors_that_do_not_fit_the_next_stage_are_refused() {
     let error = of(Step::of::<Batcher>("batch", batch)).check().unwrap_err();
     let error = error.to_string();
     for part in [
-        "step \"copy\", queue group 0, in_queue",
+        "step \"copy\", in_queue",
         "step \"batch\"",
         "u64[≤48, 500] does not fit u64[≤12, 500]",
     ] {
@@ -214,4 +217,149 @@ pub(crate) fn tensors_that_do_not_fit_the_next_stage_are_refused() {
     }
     let passes = of(Step::of::<Batcher>("batch", BatcherParams::default()));
     passes.check().unwrap();
+}
+
+pub(crate) fn a_stage_that_publishes_whatever_comes_is_refused_as_the_last() {
+    use tensormp::pipeline::stages::{Batcher, BatcherParams};
+
+    let batcher = || Step::of::<Batcher>("batch", BatcherParams::default());
+    let of = |steps: Vec<Step>| {
+        let first = Pipeline::new().client(crate::flow::client(1));
+        steps.into_iter().fold(first, Pipeline::step)
+    };
+    let told = "step \"batch\", stage: Batcher is no stage for the last step";
+    for steps in [vec![batcher()], vec![crate::flow::see(), batcher()]] {
+        let error = of(steps).check().unwrap_err().to_string();
+        assert!(
+            error.contains(told) && error.contains("add a step behind it"),
+            "{error}"
+        );
+    }
+    of(vec![batcher(), crate::flow::see()]).check().unwrap();
+    let config = |last: &str| {
+        let config = format!(r#"{{ "client": {{ "count": 1 }}, "pipeline": [ {last} ] }}"#);
+        let config = tensormp::pipeline::Config::from_json(&config).unwrap();
+        let registry = || tensormp::pipeline::Registry::new().iterator("numbers", |_| Ok(0_u64..));
+        let pipeline = config
+            .set("iterator", "numbers")
+            .unwrap()
+            .pipeline(registry);
+        pipeline.unwrap().check().unwrap_err().to_string()
+    };
+    let error = config(r#"{ "name": "batch", "stage": "Batcher" }"#);
+    assert!(error.contains(told), "{error}");
+    let error = config(r#"{ "name": "batch", "model": "batcher.Batcher", "gpus": [-1] }"#);
+    assert!(
+        error.contains("step \"batch\", model: batcher.Batcher is no stage"),
+        "{error}"
+    );
+}
+
+/// Hands its inputs to a thread of its own, which takes its time.
+struct Elsewhere {
+    to: std::sync::mpsc::Sender<Input>,
+    thread: std::thread::JoinHandle<u64>,
+}
+
+impl Stage for Elsewhere {
+    type Params = ();
+    type Result = u64;
+
+    fn output_spec((): &()) -> Vec<TensorSpec> {
+        Vec::new()
+    }
+
+    fn new((): (), _: &Context) -> Result<Self, StageError> {
+        let (to, from) = std::sync::mpsc::channel::<Input>();
+        let thread = std::thread::spawn(move || {
+            let slowly = |_: &Input| std::thread::sleep(Duration::from_millis(900));
+            from.iter().inspect(slowly).count() as u64
+        });
+        Ok(Self { to, thread })
+    }
+
+    fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        if let Some(input) = input {
+            self.to.send(input)?;
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<u64, StageError> {
+        drop(self.to);
+        Ok(self.thread.join().unwrap_or(0))
+    }
+}
+
+pub(crate) fn who_lets_go_of_inputs_on_threads_of_its_own_is_in_no_knot() {
+    let report = Pipeline::new()
+        .client(client(4))
+        .step(Step::of::<Load>("load", LoadParams::default()).slots(2))
+        .step(Step::of::<Elsewhere>("elsewhere", ()))
+        .run()
+        .unwrap();
+    assert_eq!(report.results::<Elsewhere>("elsewhere").unwrap(), [4]);
+}
+
+/// Keeps each input for some milliseconds, and then lets go of it by itself.
+struct Patient {
+    kept: Option<Input>,
+    until: Option<Instant>,
+    seen: u64,
+}
+
+impl Stage for Patient {
+    type Params = ();
+    type Result = u64;
+
+    fn output_spec((): &()) -> Vec<TensorSpec> {
+        Vec::new()
+    }
+
+    fn new((): (), _: &Context) -> Result<Self, StageError> {
+        Ok(Self {
+            kept: None,
+            until: None,
+            seen: 0,
+        })
+    }
+
+    fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        self.kept = input;
+        self.seen += 1;
+        self.until = Some(Instant::now() + Duration::from_millis(4));
+        Ok(Flow::Continue)
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        self.until
+    }
+
+    fn woken(&mut self, _: &mut Output) -> Result<Flow, StageError> {
+        (self.kept, self.until) = (None, None);
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<u64, StageError> {
+        Ok(self.seen)
+    }
+}
+
+pub(crate) fn who_is_stopped_before_it_lets_go_of_an_input_by_itself_is_in_no_knot() {
+    let running = Pipeline::new()
+        .client(client(200))
+        .step(Step::of::<Load>("load", LoadParams::default()).slots(1))
+        .step(Step::of::<Patient>("patient", ()))
+        .start()
+        .unwrap();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(100));
+        let pid = running.pids()[1];
+        integration_tests::stop(pid);
+        std::thread::sleep(Duration::from_millis(600));
+        integration_tests::resume(pid);
+    }
+    let report = running.wait();
+    assert!(report.error().is_none(), "{report:?}");
+    assert_eq!(report.results::<Patient>("patient").unwrap(), [200]);
 }

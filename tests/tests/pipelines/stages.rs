@@ -68,6 +68,8 @@ pub(crate) struct LoadParams {
     pub(crate) ragged: bool,
     /// Milliseconds that each takes.
     pub(crate) ms: u64,
+    /// Every so manieth takes 30 ms.
+    pub(crate) slow: u64,
 }
 
 /// Writes each number that a client offers into a slot.
@@ -91,7 +93,9 @@ impl Stage for Load {
         };
         let number: u64 = input.payload()?;
         drop(input);
-        std::thread::sleep(Duration::from_millis(self.0.ms));
+        let is_slow = self.0.slow > 0 && number % self.0.slow == self.0.slow / 2;
+        let ms = if is_slow { 30 } else { self.0.ms };
+        std::thread::sleep(Duration::from_millis(ms));
         if self.0.skip > 0 && number.is_multiple_of(self.0.skip) {
             return Ok(Flow::Continue);
         }
@@ -182,7 +186,7 @@ impl Stage for See {
 }
 
 /// Every element is what it was written as.
-fn check(input: &Input, slot: usize) {
+pub(crate) fn check(input: &Input, slot: usize) {
     let all = input.tensor_in::<u64>(slot, 0).expect("a tensor of u64");
     let one = input.tensor_in::<f32>(slot, 1).expect("a tensor of f32");
     let (rows, number) = (input.shape_in(slot, 0).expect("a shape")[0], one[0] as u64);
@@ -190,7 +194,7 @@ fn check(input: &Input, slot: usize) {
     assert!(all.iter().all(|&element| element == number), "{all:?}");
 }
 
-fn mishap(what: &str) -> Result<(), StageError> {
+pub(crate) fn mishap(what: &str) -> Result<(), StageError> {
     match what {
         "err" => Err("this one is bad".into()),
         "panic" => panic!("this one is worse"),

@@ -202,16 +202,20 @@ fn results_of_a_map_are_tensors_where_the_workers_made_them<W: Workers>() {
 }
 
 fn a_dropped_map_gives_up_what_was_not_begun<W: Workers>() {
-    fn count((to, x): (Sender<u32>, u32)) -> tensormp::Result<()> {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+    fn count((to, go, x): (Sender<u32>, Event, u32)) -> tensormp::Result<()> {
+        if x > 0 {
+            go.wait()?;
+        }
         Ok(to.put(x)?)
     }
-    let pool = W::pool(1);
+    let pool = W::builder().workers(1).prefetch(8).start().unwrap();
     let (to, from) = Queue::bounded(1000).unwrap().split();
-    let items = (0..1000).map(|x| (to.clone(), x));
+    let go = Event::new().unwrap();
+    let items = (0..1000).map(|x| (to.clone(), go.clone(), x));
     let mut map = pool.map(count, items).unwrap().in_flight(100);
     map.next().unwrap().unwrap();
     drop(map);
+    go.set();
     drop(to);
     pool.shutdown().unwrap();
     let done = from.iter().count();

@@ -36,6 +36,12 @@ fn a_map_by_victims() {
     allow_leaks(200);
     let pool = Pool::builder().workers(2).name("victim").start().unwrap();
     let before = pool.pids();
+    // Both run before there is work: else one of them might do nearly all of it before the other has started.
+    let both = Barrier::new(2).unwrap();
+    let meet = |both: Barrier| both.wait().map(drop);
+    for met in pool.map(meet, [both.clone(), both]).unwrap() {
+        met.unwrap();
+    }
     let shared = Tensor::full(4, 1000_u32).unwrap().freeze();
     let items = (0..120).map(|x| (x, Tensor::full(7, x).unwrap(), shared.clone()));
     let mut lost = 0;

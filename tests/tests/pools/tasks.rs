@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use integration_tests::Test;
-use tensormp::mp_queue::ErrorKind;
+use tensormp::mp_queue::{Error, ErrorKind};
 use tensormp::prelude::*;
 use tensormp::spawn_api::Typed;
 
@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = with_both![
     a_typed_error_comes_home_as_itself,
     a_panic_fails_its_task_only_and_the_worker_lives_on,
     arguments_that_cannot_be_sent_come_back_with_the_reason,
+    an_argument_that_cannot_be_sent_is_told_in_its_own_words,
     a_result_that_cannot_be_sent_is_an_error_and_hangs_nobody,
     arguments_that_cannot_be_read_are_an_error_and_hang_nobody,
     each_worker_keeps_the_state_that_its_initializer_made,
@@ -211,10 +212,30 @@ impl serde::Serialize for Loud {
     }
 }
 
+/// What its `Serialize` says, and the user's type, and none of ours around it.
+fn assert_own_words(error: &Error) {
+    let text = error.to_string();
+    assert!(text.ends_with("Mute could not be written: mute"), "{text}");
+    assert!(
+        !text.contains("mp_queue::") && !text.contains("spawn::"),
+        "{text}"
+    );
+}
+
+fn an_argument_that_cannot_be_sent_is_told_in_its_own_words<W: Workers>() {
+    let pool = W::pool(1);
+    let nothing = |_: Mute| Ok::<_, String>(());
+    assert_own_words(&pool.call(nothing, Mute).unwrap_err());
+    assert_own_words(&pool.submit(nothing, Mute).unwrap_err().into_parts().0);
+    let mut each = pool.map(nothing, [Mute]).unwrap();
+    assert_own_words(&each.next().unwrap().unwrap_err());
+}
+
 fn a_result_that_cannot_be_sent_is_an_error_and_hangs_nobody<W: Workers>() {
     let pool = W::pool(1);
     let error = pool.call(|()| Ok::<_, String>(Mute), ()).unwrap_err();
     assert!(error.to_string().contains("could not be sent"), "{error}");
+    assert_own_words(&error);
     let error = pool.call(|()| Ok::<_, String>(Loud), ()).unwrap_err();
     assert!(error.to_string().contains("could not be sent"), "{error}");
     assert_eq!(pool.call(|x: u8| Ok::<_, String>(x), 1).unwrap(), 1);
@@ -232,7 +253,11 @@ fn arguments_that_cannot_be_read_are_an_error_and_hang_nobody<W: Workers>() {
     let error = pool
         .call(|_: Untagged| (), Untagged::Number(1))
         .unwrap_err();
-    assert!(error.to_string().contains("untagged"), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("it did not run: its arguments of type") && text.contains("untagged"),
+        "{text}"
+    );
     // The same on the way home.
     let error = pool
         .call(|()| Ok::<_, String>(Untagged::Number(1)), ())

@@ -10,6 +10,7 @@ use tensormp::prelude::*;
 pub(crate) const TESTS: &[Test] = &tests![
     an_event_set_in_one_process_wakes_all_others,
     an_event_can_be_cleared_and_set_again,
+    an_event_and_a_barrier_of_an_arena_that_everybody_else_has_left_still_work,
     an_event_that_nobody_sets_says_when_the_time_is_over,
     a_barrier_lets_nobody_ahead,
     a_killed_process_ends_the_waits_at_events_and_barriers,
@@ -49,6 +50,22 @@ fn an_event_can_be_cleared_and_set_again() {
     }
     context.join().unwrap();
     assert!(!ping.is_set() && !pong.is_set());
+}
+
+/// What a handle names is there as long as the handle is: so there is nothing that `set` and `reset` could fail by.
+fn an_event_and_a_barrier_of_an_arena_that_everybody_else_has_left_still_work() {
+    let arena = Arena::builder().create().unwrap();
+    let event = Event::new_in(&arena).unwrap();
+    let barrier = Barrier::new_in(&arena, 1).unwrap();
+    drop(arena);
+    event.set();
+    assert!(event.is_set());
+    event.wait().unwrap();
+    event.clear();
+    assert!(!event.is_set());
+    barrier.wait().unwrap();
+    barrier.reset();
+    barrier.wait().unwrap();
 }
 
 fn an_event_that_nobody_sets_says_when_the_time_is_over() {

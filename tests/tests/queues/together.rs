@@ -3,10 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use integration_tests::{Test, tests};
+use integration_tests::{Keeper, Test, tests};
 use tensormp::mp_queue::{self, set_long_wait};
 use tensormp::prelude::*;
-use tracing::field::{Field, Visit};
 
 pub(crate) const TESTS: &[Test] = &tests![
     many_values_go_through_together_in_their_order,
@@ -117,31 +116,6 @@ fn a_queue_counts_what_happens_to_it() {
     assert_eq!((stats.put, stats.got, stats.lost), (10, 10, 0), "{stats:?}");
     assert!(stats.parks > 0, "{stats:?}");
     assert_eq!(stats.wakes_sent + stats.wakes_elided, 20, "{stats:?}");
-}
-
-/// Keeps the events' fields as text.
-struct Keeper(Arc<Mutex<String>>);
-
-impl tracing::Subscriber for Keeper {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text<'a>(&'a mut String);
-        impl Visit for Text<'_> {
-            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-                *self.0 += &format!("{field}={value:?} ");
-            }
-        }
-        event.record(&mut Text(&mut self.0.lock().unwrap()));
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
 }
 
 fn a_long_wait_is_told_with_the_holder_of_what_is_waited_for() {

@@ -12,7 +12,7 @@ use super::many::{Idle, Many};
 use super::memory::{FirstTouch, Memcpy};
 use super::payload::{HANDLE, LARGE, SIZES};
 use super::peer::Carried;
-use super::pipeline::{Alone, ByHand, CLIPS_15, Handed, LARGER, Line, Load, Rate, Through};
+use super::pipeline::{Bare, ByHand, CLIPS_15, Handed, LARGER, Line, Load, Rate, Through};
 use super::pool::{Pooled, PythonCall, RoundTrip, Work};
 use super::python::{PythonQueue, TorchDevice};
 use super::queue::{Kind, Queued};
@@ -259,10 +259,18 @@ fn peers() -> Vec<Case> {
 }
 
 fn pipelines() -> Vec<Case> {
-    let mut cases = vec![Case {
-        subject: Box::new(Rate),
-        floor: Some(Box::new(Alone)),
-    }];
+    let rate = |beside, floor: Box<dyn Subject>| Case {
+        subject: Box::new(Rate { beside }),
+        floor: Some(floor),
+    };
+    let mut cases = vec![
+        rate("", Box::new(Bare::Alone)),
+        rate(" beside apart", Box::new(Bare::Apart)),
+        Case {
+            subject: Box::new(Bare::Apart),
+            floor: Some(Box::new(Bare::Alone)),
+        },
+    ];
     let line = Line::new;
     for size in [LARGE, CLIPS_15].into_iter().chain(LARGER) {
         cases.push(Case::busy(line(Load::Busy, size)));

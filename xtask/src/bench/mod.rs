@@ -160,6 +160,7 @@ pub(crate) fn is_nothing() -> bool {
 
 /// The same command, by an optimised xtask: `cargo xtask` itself is built for a quick start.
 fn optimised() -> Command {
+    eprintln!("building with optimisation first; the first time this takes minutes");
     let mut command = cargo(["run", "--quiet", "--release", "--package", "xtask", "--"]);
     command.args(std::env::args_os().skip(1));
     command

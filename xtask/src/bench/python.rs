@@ -98,17 +98,12 @@ impl Subject for PythonQueue {
     }
 
     fn connect(&self) -> Result<Connection> {
-        Ok(Connection::of(Vec::new(), Vec::new()))
+        unconnected()
     }
 
     fn open(&self, side: Side, _: Link) -> Result<Box<dyn End>> {
-        if side == Side::B {
-            return Ok(Box::new(Idle));
-        }
-        // Its two processes share the CPUs as they like.
-        super::start::unpin()?;
         let module = if self.torch { "torch" } else { "python" };
-        start(SCRIPT, &[module, &self.size.bytes.to_string()])
+        open(side, SCRIPT, &[module, &self.size.bytes.to_string()])
     }
 }
 
@@ -170,16 +165,27 @@ impl Subject for TorchDevice {
     }
 
     fn connect(&self) -> Result<Connection> {
-        Ok(Connection::of(Vec::new(), Vec::new()))
+        unconnected()
     }
 
     fn open(&self, side: Side, _: Link) -> Result<Box<dyn End>> {
-        if side == Side::B {
-            return Ok(Box::new(Idle));
-        }
-        super::start::unpin()?;
-        start(DEVICE_SCRIPT, &[&DEVICE_BYTES.to_string()])
+        open(side, DEVICE_SCRIPT, &[&DEVICE_BYTES.to_string()])
     }
+}
+
+/// A script that is both ends: one side runs it, the other is idle.
+fn open(side: Side, script: &str, args: &[&str]) -> Result<Box<dyn End>> {
+    if side == Side::B {
+        return Ok(Box::new(Idle));
+    }
+    // Its two processes share the CPUs as they like.
+    super::start::unpin()?;
+    start(script, args)
+}
+
+/// The two sides need nothing of each other.
+fn unconnected() -> Result<Connection> {
+    Ok(Connection::of(Vec::new(), Vec::new()))
 }
 
 /// Whether the Python that was given runs this.

@@ -2,7 +2,7 @@
 //!
 //! The bytes of a tensor stay where they are: a handle travels, and with it the tensor's ownership.
 
-use mp_queue::{LaneReceiver, LaneSender, Queue, Receiver, Sender, WaitPolicy, pair_in};
+use mp_queue::{LaneReceiver, LaneSender, PutError, Queue, Receiver, Sender, WaitPolicy, pair_in};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::{Arena, Tensor};
@@ -163,8 +163,8 @@ trait Ends<L>: 'static {
     type To: DeserializeOwned;
     type From: DeserializeOwned;
     fn new(to: Self::To, from: Self::From, policy: WaitPolicy) -> Self;
-    fn put(&mut self, parcel: Parcel<L>) -> Result<()>;
-    fn get(&mut self) -> Result<Parcel<L>>;
+    fn put(&mut self, parcel: Parcel<L>) -> std::result::Result<(), PutError<Parcel<L>>>;
+    fn get(&mut self) -> mp_queue::Result<Parcel<L>>;
 }
 
 macro_rules! ends {
@@ -177,12 +177,15 @@ macro_rules! ends {
                 (to.with_policy(policy), from.with_policy(policy))
             }
 
-            fn put(&mut self, parcel: Parcel<L>) -> Result<()> {
-                Ok(self.0.put(parcel).map_err(|failed| failed.to_string())?)
+            // Handed through, so that a message is not moved by what measures it.
+            #[inline(always)]
+            fn put(&mut self, parcel: Parcel<L>) -> std::result::Result<(), PutError<Parcel<L>>> {
+                self.0.put(parcel)
             }
 
-            fn get(&mut self) -> Result<Parcel<L>> {
-                Ok(self.1.get()?)
+            #[inline(always)]
+            fn get(&mut self) -> mp_queue::Result<Parcel<L>> {
+                self.1.get()
             }
         }
     };
@@ -200,16 +203,24 @@ struct QueueEnd<L, E> {
 }
 
 impl<L: Load, E: Ends<L>> QueueEnd<L, E> {
+    #[inline(always)]
+    fn put(&mut self, parcel: Parcel<L>) -> Result<()> {
+        match self.ends.put(parcel) {
+            Ok(()) => Ok(()),
+            Err(failed) => Err(failed.to_string().into()),
+        }
+    }
+
     /// The side that has the load: marks it, sends it round, takes the time, and verifies that it came back as B left it.
     fn send_round(&mut self, mut load: L) -> Result<(L, u64)> {
         load.mark(self.number);
-        self.ends.put((0, load))?;
+        self.put((0, load))?;
         // The first round trip is B's to verify, and says that it is there.
         let mut parcel = self.ends.get()?;
         parcel.1.check(self.number + 1)?;
         let start = clock::now();
         for _ in 0..ROUND_TRIPS {
-            self.ends.put(parcel)?;
+            self.put(parcel)?;
             parcel = self.ends.get()?;
         }
         let took = clock::now() - start;
@@ -221,10 +232,10 @@ impl<L: Load, E: Ends<L>> QueueEnd<L, E> {
         let (_, mut load) = self.ends.get()?;
         load.check(self.number)?;
         load.mark(self.number + 1);
-        self.ends.put((0, load))?;
+        self.put((0, load))?;
         for _ in 0..ROUND_TRIPS {
             let parcel = self.ends.get()?;
-            self.ends.put(parcel)?;
+            self.put(parcel)?;
         }
         Ok(())
     }
@@ -233,7 +244,7 @@ impl<L: Load, E: Ends<L>> QueueEnd<L, E> {
     fn wake(&mut self, mut load: L) -> Result<()> {
         load.mark(self.number);
         clock::settle();
-        self.ends.put((clock::now(), load))
+        self.put((clock::now(), load))
     }
 
     /// The load from the other side; says how long it took if this side slept.

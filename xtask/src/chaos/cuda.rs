@@ -1,11 +1,15 @@
 //! The suite `cuda`: device tensors through two queues, on the emulated driver: three processes make them, two send them on,
 //! three read them, and any of them is killed.
 //!
+//! Every other round has a driver that completes the events of the dead, without their work, and one that never does: there
+//! a stream that waits for one of them is lost, and who has one gives up what is on it, ends, and is replaced.
+//!
 //! Who reads looks at every element. A tensor whose writer died before it was done may be refused or hold anything; all
 //! others hold their pattern. At the end the emulated driver has seen no read of freed memory, no race and nothing freed
 //! while somebody had it open, and a process that ends in peace has got back everything that it made.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use cuda_emulator::{Knobs, Live, Session};
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, Gate, Options, SharedDeviceTensor, Stream};
@@ -16,13 +20,10 @@ use shm_core::Arena;
 use super::orphans;
 use super::pattern::{check, element};
 use super::receipts::Receipts;
+use super::roles::{CREW, Role, missed, role};
 use super::suite::{Scene, Suite, Worker};
 use crate::Result;
 
-const MAKERS: usize = 3;
-const SENDERS: usize = 2;
-const READERS: usize = 3;
-const CREW: usize = MAKERS + SENDERS + READERS;
 const ROOM: usize = 4;
 /// From the makers to those who send on, and from them to the readers.
 const QUEUES: [&str; 2] = ["first queue", "second queue"];
@@ -52,21 +53,6 @@ fn more_id(id: u64, place: usize) -> u64 {
     id ^ (0x5a00 + place as u64) << 48
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Maker,
-    Sender,
-    Reader,
-}
-
-fn role(slot: usize) -> Role {
-    match slot {
-        ..MAKERS => Role::Maker,
-        _ if slot < MAKERS + SENDERS => Role::Sender,
-        _ => Role::Reader,
-    }
-}
-
 /// The suite.
 #[derive(Debug)]
 pub(crate) struct Cuda;
@@ -77,13 +63,21 @@ struct Devices {
     queues: [Queue<Message>; 2],
 }
 
-/// The emulated devices, in this process and for its children. Work takes a while, so that there is something to kill in.
-pub(crate) fn emulate() -> Result<Session> {
-    let knobs = Knobs::new()
-        .delay(Duration::from_micros(200))
+/// The emulated devices, in this process and for the children that are started from now on. Work takes a while, so that there
+/// is something to kill in.
+fn emulate(events_of_the_dead_happen: bool) -> Result<Session> {
+    let knobs = Knobs::new().delay(Duration::from_micros(200));
+    let knobs = match events_of_the_dead_happen {
         // A stream that waits for a dead process's work goes on, with what is there: what that is, is known by the message.
-        .events_of_the_dead_happen();
+        true => knobs.events_of_the_dead_happen(),
+        false => knobs.events_of_the_dead_never_happen(),
+    };
     Ok(knobs.load()?)
+}
+
+/// Whether a stream of this process waits for the dead, so that it must end to give its memory back.
+fn is_stuck() -> bool {
+    !cuda_ipc::stats().stuck.is_empty()
 }
 
 impl Suite for Cuda {
@@ -105,7 +99,8 @@ impl Suite for Cuda {
     }
 
     fn open(&self, arena: &Arena, _rng: fastrand::Rng) -> Result<Box<dyn Scene>> {
-        let session = emulate()?;
+        static ROUNDS: AtomicU64 = AtomicU64::new(0);
+        let session = emulate(ROUNDS.fetch_add(1, Ordering::Relaxed) % 2 == 1)?;
         session.clear_reports();
         let queues = [
             Queue::bounded_in(arena, ROOM)?,
@@ -131,7 +126,22 @@ impl Suite for Cuda {
         // It ends in peace: all of its memory comes back.
         worker.arena.recorder().set_task("waiting for its memory");
         cuda_ipc::collect();
-        cuda_ipc::close(PATIENCE)?;
+        let until = Instant::now() + PATIENCE;
+        let closed = loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match cuda_ipc::close(left) {
+                // Others cannot close what they have open before they end, and wait for somebody in turn.
+                Err(error)
+                    if *error.kind() == ErrorKind::WriterGone && !is_stuck() && !left.is_zero() => {
+                }
+                closed => break closed,
+            }
+        };
+        match closed {
+            // It goes with this process, and nobody has any of it.
+            Err(error) if *error.kind() == ErrorKind::WriterGone && is_stuck() => return Ok(()),
+            closed => closed?,
+        }
         let left = cuda_ipc::stats();
         if left.live > 0 || left.allocations > 0 {
             return Err(format!("its memory came back, and yet: {left:?}").into());
@@ -155,6 +165,10 @@ impl Scene for Devices {
             }
         }
         Ok(())
+    }
+
+    fn missed(&self, running: &[usize]) -> Option<usize> {
+        missed(running)
     }
 
     fn check(self: Box<Self>, arena: &Arena, _receipts: &Receipts) -> Result<Vec<String>> {
@@ -263,15 +277,25 @@ fn make(worker: &mut Worker) -> Result<()> {
     Ok(())
 }
 
-/// The next message, or none when it was of a dead process; `None` at the end.
-fn next(worker: &Worker, receiver: &Receiver<Message>) -> Result<Option<Option<Message>>> {
+/// The next message, or none when it was of a dead process; `None` at the end, or when this process is to end. Whoever holds
+/// messages lets go of them when it `idles`: their makers may wait for that, and the queue's end for the makers.
+fn next(
+    worker: &Worker,
+    receiver: &Receiver<Message>,
+    mut idles: impl FnMut() -> Result<()>,
+) -> Result<Option<Option<Message>>> {
     loop {
         match receiver.get_timeout(IDLE) {
             Err(error) if error.is_closed() => return Ok(None),
             Err(error) if matches!(error.kind(), mp_queue::ErrorKind::TimedOut) => {
+                idles()?;
                 // Whoever ends in peace waits until others have closed what they do not use.
                 cuda_ipc::collect();
                 worker.control.step(worker.part.slot)?;
+                if is_stuck() {
+                    // It cannot close what it has open: others wait for its end.
+                    return Ok(None);
+                }
             }
             outcome => return unless_of_a_death(outcome).map(Some),
         }
@@ -285,8 +309,11 @@ fn send_on(worker: &mut Worker) -> Result<()> {
     let (_, receiver) = first.split();
     let (sender, _): (Sender<Message>, _) = second.split();
     let stream = Stream::new(Device::new(0)?)?;
-    while let Some(message) = next(worker, &receiver)? {
+    while let Some(message) = next(worker, &receiver, || Ok(()))? {
         worker.control.step(worker.part.slot)?;
+        if is_stuck() {
+            break;
+        }
         let Some(mut message) = message else { continue };
         message.hands.push(std::process::id());
         let written = match worker.rng.u8(..3) {
@@ -322,8 +349,15 @@ fn read(worker: &mut Worker) -> Result<()> {
     let device = stream.device();
     // The latest few stay for a while.
     let mut kept = Vec::new();
-    while let Some(message) = next(worker, &receiver)? {
+    let look_at_kept = |kept: &mut Vec<Message>| kept.drain(..).try_for_each(|one| look(&one));
+    while let Some(message) = next(worker, &receiver, || match worker.control.is_stopping() {
+        true => look_at_kept(&mut kept),
+        false => Ok(()),
+    })? {
         worker.control.step(worker.part.slot)?;
+        if is_stuck() {
+            break;
+        }
         let Some(mut message) = message else { continue };
         worker.control.message()?;
         let copied = worker.rng.bool();
@@ -371,9 +405,7 @@ fn read(worker: &mut Worker) -> Result<()> {
             kept.push(message);
         }
         if kept.len() > 5 || worker.control.is_stopping() {
-            for message in kept.drain(..) {
-                look(&message)?;
-            }
+            look_at_kept(&mut kept)?;
         }
     }
     Ok(())

@@ -29,6 +29,7 @@ mod pool;
 mod queue;
 mod receipts;
 mod report;
+mod roles;
 mod round;
 mod spawning;
 mod strike;

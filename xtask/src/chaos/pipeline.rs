@@ -4,7 +4,7 @@
 //! A number goes through three steps: the first writes tensors that only it can have, the second reads and copies them, the
 //! third reads them and counts the number in a word of the arena. How many processes, slots and segments there are, who gets
 //! what, in which order, what becomes of unfinished items and how the run is ended is drawn. However it ends, each input that was offered is
-//! finished, dropped or failed; what is finished was counted; and no more failed than processes died.
+//! finished, dropped, failed or unfinished; what is finished was counted; where order is wanted, no more came out of it than are told; and no more failed than processes died.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -57,7 +57,7 @@ impl Suite for Pipelines {
     }
 
     fn labels(&self) -> &'static [&'static str] {
-        &["put.", "get.", "block."]
+        &["put.", "get.", "block.", "stage."]
     }
 
     /// A process of the second step, and whoever comes in its place.
@@ -73,7 +73,7 @@ impl Suite for Pipelines {
         let before = settle_in(&worker, || {
             let mut plan = Plan::draw(&mut fastrand::Rng::with_seed(1), 0);
             plan.items = 1;
-            let seen = Tensor::<u64>::zeros([1])?.alias();
+            let seen = Tensor::<u64>::zeros([2])?.alias();
             plan.start(&seen)?.join()?;
             Ok(())
         })?;
@@ -112,6 +112,10 @@ struct Plan {
     slots: u32,
     segments: u32,
     every: bool,
+    /// Each process of the second step gets everything, too.
+    every_first: bool,
+    /// Items that the queues behind the first two steps hold.
+    queue_size: Option<usize>,
     /// The last step is one process that gets its items in order, and is left alone.
     ordered: bool,
     /// How often each process is replaced.
@@ -147,6 +151,8 @@ impl Plan {
             slots,
             segments,
             every: segments == 1 && rng.bool(),
+            every_first: rng.u8(..4) == 0,
+            queue_size: rng.bool().then(|| rng.usize(1..=4)),
             restarts,
             ordered: restarts > 0 && rng.bool(),
             unfinished: if rng.bool() {
@@ -184,6 +190,15 @@ impl Plan {
         } else {
             Delivery::One
         };
+        let queues = |step: Step| match self.queue_size {
+            Some(size) => step.queue_size(size),
+            None => step,
+        };
+        let first = if self.every_first {
+            Delivery::Every
+        } else {
+            Delivery::One
+        };
         let count = Step::of::<Count>(name("c"), seen.clone());
         let count = match self.ordered {
             true => count.ordered(),
@@ -192,14 +207,19 @@ impl Plan {
         let running = Pipeline::new()
             .client(Client::new(0..self.items))
             .grace(Duration::from_millis(100))
-            .step(step(Step::of::<Write>(name("a"), ()).slots(self.slots), 0))
-            .step(step(
+            .step(queues(step(
+                Step::of::<Write>(name("a"), ())
+                    .slots(self.slots)
+                    .delivery(first),
+                0,
+            )))
+            .step(queues(step(
                 Step::of::<Copy>(name("b"), ())
                     .slots(self.slots)
                     .segments(self.segments)
                     .delivery(delivery),
                 1,
-            ))
+            )))
             .step(count)
             .start()?;
         Ok(running)
@@ -207,7 +227,8 @@ impl Plan {
 
     /// Runs it, with its blows. The error says what is wrong.
     fn play(&self, rng: &mut fastrand::Rng, control: &Control) -> Result<()> {
-        let seen = Tensor::<u64>::zeros([self.items as usize])?.alias();
+        // Beside how often each number was counted, how many came behind larger ones.
+        let seen = Tensor::<u64>::zeros([self.items as usize + 1])?.alias();
         let running = self.start(&seen)?;
         let stopper = running.stopper();
         let ends_after = Duration::from_micros(rng.u64(0..20_000));
@@ -277,10 +298,15 @@ impl Plan {
                 report.error()
             )
         };
-        if items.completed + items.dropped + items.failed != items.offered {
+        if items.completed + items.dropped + items.failed + items.unfinished != items.offered {
             return Err(format!("inputs that nobody knows of: {}", told()).into());
         }
-        let counted = seen.to_vec().iter().filter(|&&times| times > 0).count() as u64;
+        let counted = seen.to_vec();
+        let (behind, counted) = counted.split_last().unwrap_or((&0, &[]));
+        let counted = counted.iter().filter(|&&times| times > 0).count() as u64;
+        if self.ordered && *behind > items.late {
+            return Err(format!("{behind} came out of order: {}", told()).into());
+        }
         if counted < items.completed {
             return Err(format!("{counted} were counted: {}", told()).into());
         }
@@ -379,7 +405,11 @@ impl Stage for Copy {
 }
 
 /// Reads them and counts the number.
-struct Count(AliasedTensor<u64>);
+struct Count {
+    seen: AliasedTensor<u64>,
+    /// The largest number so far.
+    last: u64,
+}
 
 impl Stage for Count {
     type Params = AliasedTensor<u64>;
@@ -391,7 +421,7 @@ impl Stage for Count {
 
     fn new(seen: Self::Params, _: &Context) -> Result<Self, StageError> {
         note_group(0)?;
-        Ok(Self(seen))
+        Ok(Self { seen, last: 0 })
     }
 
     fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
@@ -406,7 +436,12 @@ impl Stage for Count {
             input.tensor::<u64>(0)?,
             "a segment",
         )?;
-        self.0.fetch_add(&[input.sequence() as usize], 1)?;
+        let number = input.sequence();
+        let times = self.seen.fetch_add(&[number as usize], 1)?;
+        if number < self.last && times == 0 {
+            self.seen.fetch_add(&[self.seen.numel() - 1], 1)?;
+        }
+        self.last = self.last.max(number);
         Ok(Flow::Continue)
     }
 

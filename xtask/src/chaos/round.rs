@@ -295,7 +295,10 @@ impl Round<'_> {
                 return self.hang("everyone was told to stop, and somebody did not");
             }
             self.resume_stopped();
-            self.scene.wind_down(&running)?;
+            match self.scene.missed(&running) {
+                Some(slot) => self.start(slot, false)?,
+                None => self.scene.wind_down(&running)?,
+            }
             std::thread::sleep(LOOK);
         }
     }

@@ -73,6 +73,7 @@ impl Suite for Spawning {
             round: worker.part.parent.unsigned_abs(),
             life: worker.part.life,
             depth: 0,
+            killed_server: None,
         };
         let name = name_of(family.round);
         let before = settle_in(&worker, || {
@@ -158,6 +159,7 @@ fn child(rank: usize, lot: Lot) -> Result<Value> {
                 round: lot.round,
                 life: lot.life,
                 depth: lot.depth + 1,
+                killed_server: None,
             };
             family.live().map_err(|error| format!("{WRONG}{error}"))?;
         }
@@ -201,6 +203,8 @@ struct Family {
     round: u32,
     life: u64,
     depth: u32,
+    /// The fork server that was killed at the start before this one, which may have ended before it.
+    killed_server: Option<u32>,
 }
 
 /// What a parent knows about one context.
@@ -256,6 +260,8 @@ impl Family {
             (started, was_hit)
         });
         let was_killed = was_hit && matches!(at_server, Some((_, Blow::Kill)));
+        let killed_now = at_server.map(|(pid, _)| pid).filter(|_| was_killed);
+        let killed_before = std::mem::replace(&mut self.killed_server, killed_now);
         let mut context = match started {
             Ok(context) => context,
             // The server was ended while it was asked for a child.
@@ -263,6 +269,17 @@ impl Family {
                 if was_killed
                     && matches!(error.kind(), ErrorKind::Launch)
                     && error.to_string().contains("fork server") =>
+            {
+                return wait_for_the_lost();
+            }
+            // Or just before, and it is that one.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Launch)
+                    && killed_before.is_some_and(|pid| {
+                        error
+                            .to_string()
+                            .contains(&format!("the fork server gave none: it (pid {pid})"))
+                    }) =>
             {
                 return wait_for_the_lost();
             }

@@ -131,6 +131,11 @@ pub(crate) trait Scene {
         Ok(())
     }
 
+    /// The processes were told to stop, and those that are still there wait for one that is not: where it has to start again.
+    fn missed(&self, _running: &[usize]) -> Option<usize> {
+        None
+    }
+
     /// Process groups that processes of this round noted, in which nobody may be left.
     fn groups(&self, _receipts: &Receipts) -> Result<BTreeSet<u32>> {
         Ok(BTreeSet::new())

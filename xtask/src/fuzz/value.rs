@@ -19,7 +19,7 @@ pub(crate) enum Value {
         SharedTensor<u8>,
         AliasedTensor<u64>,
     ),
-    Queues(String, Queue<Tensor<u8>>, Event),
+    Queues(String, Box<Queue<Tensor<u8>>>, Event),
     Lane(String, LaneReceiver<u32>),
     /// Too long for a cell.
     Long(String, Vec<Tensor<i16>>, DynTensor, String),
@@ -48,7 +48,7 @@ impl Value {
         Ok(vec![
             Value::Own(mark(0), Tensor::full_in(arena, [3, 4], 1.0)?),
             Value::Views(mark(1), shared, view, Tensor::full_in(arena, 4, 2)?.alias()),
-            Value::Queues(mark(2), queue, Event::new_in(arena)?),
+            Value::Queues(mark(2), Box::new(queue), Event::new_in(arena)?),
             Value::Lane(mark(3), from),
             Value::Long(
                 mark(4),

@@ -117,6 +117,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "turns checked offsets into references to atomics",
     ),
     (
+        "crates/shm-core/src/segment/extent.rs",
+        "turns ranges that were checked before into references to atomics",
+    ),
+    (
         "crates/shm-core/src/segment/fork_page.rs",
         "the page that a fork wipes: a mapping and one atomic in it",
     ),
@@ -227,6 +231,10 @@ const ALLOWED: &[(&str, &str)] = &[
     (
         "crates/spawn/src/trampoline.rs",
         "the one transmute: a checked address becomes the function it is",
+    ),
+    (
+        "crates/spawn/src/vfork.rs",
+        "a process that has this one's memory until it has its program: system calls on what was prepared",
     ),
     (
         "crates/spawn/tests/processes/support.rs",

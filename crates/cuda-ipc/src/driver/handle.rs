@@ -22,6 +22,11 @@ impl RawStream {
         }
     }
 
+    /// Whether it is destroyed with this handle.
+    pub(crate) const fn is_owned(&self) -> bool {
+        self.owned
+    }
+
     /// The device it belongs to.
     #[must_use]
     pub fn device(&self) -> u32 {

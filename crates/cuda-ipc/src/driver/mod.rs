@@ -120,6 +120,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn drop_stream(&self, stream: RawStream) -> Result<()>;
     /// Waits until everything in a stream is done. The calling thread sleeps.
     fn synchronize(&self, stream: &RawStream) -> Result<()>;
+    /// Whether everything in a stream is done: asked without waiting.
+    fn is_idle(&self, stream: &RawStream) -> Result<bool>;
 
     /// A new event; one that is `shared` can be exported.
     fn new_event(&self, device: u32, shared: bool) -> Result<RawEvent>;

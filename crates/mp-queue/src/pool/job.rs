@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::arena::Arena;
 use shm_core::clock::now_ns;
-use shm_core::message::{Incoming, Outgoing};
+use shm_core::message::{self, Incoming, Outgoing};
 use spawn::{Failure, Function, Outcome, attempt};
 
 use super::link::{Form, Told};
@@ -16,6 +16,8 @@ use crate::error::Result;
 /// What a function that a request names is called with.
 pub(crate) struct Job {
     pub(super) arena: Arena,
+    /// The worker leaves before its pool does: what it replies outlives it.
+    pub(super) retires: bool,
     /// The worker's own state, as its initializer made it.
     pub(super) state: Box<dyn Any>,
     pub(super) task: u64,
@@ -34,18 +36,28 @@ pub(crate) struct Job {
 impl Job {
     /// Makes the reply.
     pub(super) fn reply<T: Serialize>(&mut self, form: Form, rest: T) {
-        let _ = self.try_reply(form, rest);
+        let _ = self.try_reply(form, rest, type_name::<T>);
     }
 
-    fn try_reply<T: Serialize>(&mut self, form: Form, rest: T) -> shm_core::Result<()> {
+    /// The same; `name` is what errors call the rest.
+    fn try_reply<T: Serialize>(
+        &mut self,
+        form: Form,
+        rest: T,
+        name: fn() -> &'static str,
+    ) -> shm_core::Result<()> {
         let told = Told {
             task: self.task,
             nanos: self.nanos,
             form,
         };
-        self.reply
-            .encode(&self.arena, (told, rest))
-            .map_err(|failed| failed.error)?;
+        let (reply, arena) = (&mut self.reply, &self.arena);
+        let encode = || reply.encode_as(arena, (told, rest), name);
+        let made = match self.retires {
+            true => message::outliving(encode),
+            false => encode(),
+        };
+        made.map_err(|failed| failed.error)?;
         self.is_replied = true;
         Ok(())
     }
@@ -58,6 +70,7 @@ where
     A: DeserializeOwned + 'static,
     R: Outcome,
 {
+    captures_nothing::<F>();
     named(move |job| run(job, move |_, args| attempt(|| f(args))))
 }
 
@@ -69,6 +82,7 @@ where
     A: DeserializeOwned + 'static,
     R: Outcome,
 {
+    captures_nothing::<F>();
     named(move |job| run(job, move |state, args| with_state(state, f, args)))
 }
 
@@ -79,6 +93,7 @@ where
     A: DeserializeOwned + 'static,
     R: Outcome,
 {
+    captures_nothing::<F>();
     named(move |job| {
         run(job, move |_, all: Vec<A>| {
             Ok(all
@@ -97,12 +112,24 @@ where
     A: DeserializeOwned + 'static,
     R: Outcome,
 {
+    captures_nothing::<F>();
     named(move |job| {
         run(job, move |state, all: Vec<A>| {
             let each = all.into_iter().map(|args| with_state(state, f, args));
             Ok(each.collect::<Vec<_>>())
         });
     })
+}
+
+/// Refuses other functions when a call of them is compiled, and says what to do instead.
+fn captures_nothing<F>() {
+    const {
+        assert!(
+            size_of::<F>() == 0,
+            "a pool's task is a function item or a closure that captures nothing: a worker does not have what was captured, \
+             nor what a function pointer points to. Pass the values as arguments instead (a tuple, if there are several)"
+        );
+    }
 }
 
 fn named(f: impl Fn(&mut Job) + Copy + Send + 'static) -> Result<Function<Job>> {
@@ -150,14 +177,14 @@ where
         (Err(failure), _) => {
             // What was not read of it is not kept until the next one comes.
             job.message = Incoming::default();
-            Err(failure)
+            Err(unread(failure, type_name::<A>()))
         }
         (Ok(()), None) => return,
     };
     if let Some(since) = job.since {
         job.nanos = now_ns().saturating_sub(since).max(1);
     }
-    if let Err(failure) = attempt(|| job.try_reply(Form::Answer, outcome)) {
+    if let Err(failure) = attempt(|| job.try_reply(Form::Answer, outcome, type_name::<V>)) {
         let text = format!(
             "its result of type {} could not be sent: {}",
             type_name::<V>(),
@@ -165,6 +192,16 @@ where
         );
         job.reply(Form::Refused, text);
     }
+}
+
+/// What the user reads where a task was not even begun.
+fn unread(mut failure: Failure, type_name: &str) -> Failure {
+    let text = format!("it did not run: its arguments of type {type_name} could not be read");
+    match &mut failure {
+        Failure::Raised { chain, .. } => chain.insert(0, text),
+        Failure::Panicked { message, .. } => *message = format!("{text}: {message}"),
+    }
+    failure
 }
 
 fn said(failure: &Failure) -> String {

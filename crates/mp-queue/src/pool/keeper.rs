@@ -120,6 +120,10 @@ pub(super) fn launch(crew: &Arc<Crew>) -> Result<()> {
         rank,
         max_tasks: options.max_tasks,
         max_rss: options.max_rss,
+        retires: crew.launcher.can_kill()
+            && (options.max_tasks.is_some()
+                || options.max_rss.is_some()
+                || options.idle_timeout.is_some()),
         policy: options.policy,
     };
     let (link, ends) = connect(&crew.arena, &crew.bell, orders)?;

@@ -71,6 +71,8 @@ pub(super) struct Orders {
     pub(super) max_tasks: Option<u64>,
     /// It leaves after a task when it has more anonymous memory than so many bytes.
     pub(super) max_rss: Option<u64>,
+    /// It may leave while the pool is there, in peace: what it replies outlives it.
+    pub(super) retires: bool,
     pub(super) policy: WaitPolicy,
 }
 
@@ -231,6 +233,7 @@ mod tests {
         let orders = Orders {
             rank: 0,
             max_tasks: None,
+            retires: false,
             max_rss: None,
             policy: WaitPolicy::Adaptive,
         };

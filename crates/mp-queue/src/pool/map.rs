@@ -1,5 +1,6 @@
 //! [`Map`]: a function over an iterator, in many processes.
 
+use std::any::type_name;
 use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use shm_core::message;
+use shm_core::message::Outgoing;
 use spawn::Function;
 
 use super::crew::{Crew, Request};
@@ -166,8 +167,9 @@ where
             arrived: None,
             given: false,
         };
-        match message::encode(&self.crew.arena, (ask, args)) {
-            Ok(message) => requests.push(Request {
+        let mut message = Outgoing::default();
+        match message.encode_as(&self.crew.arena, (ask, args), type_name::<A>) {
+            Ok(()) => requests.push(Request {
                 task,
                 message,
                 sink: Arc::clone(&self.sink),

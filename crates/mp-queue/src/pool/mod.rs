@@ -34,6 +34,7 @@ mod sink;
 mod task;
 mod worker;
 
+use std::any::type_name;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use shm_core::message::{self, Outgoing};
+use shm_core::message::Outgoing;
 use spawn::{Function, Outcome};
 
 pub use builder::Builder;
@@ -82,6 +83,15 @@ use crate::wait::Deadline;
 /// Functions are function items or closures that capture nothing; they take one argument (a tuple, if they need more)
 /// and return what a spawned function may ([`Outcome`]). A pool is used from any number of threads at once. Dropping it
 /// kills the workers and gives up what they had not finished; [`shutdown`](Self::shutdown) lets them finish.
+///
+/// A closure that captures is refused when it is built (by `cargo build`; `cargo check` does not look that far): what it needs
+/// beside its item comes in the argument.
+///
+/// ```compile_fail
+/// let pool = mp_queue::Pool::new(1).unwrap();
+/// let factor = 2;
+/// pool.call(move |x: u32| Ok::<_, String>(x * factor), 21).unwrap();
+/// ```
 ///
 /// The workers' own state, such as a model that each loads once:
 ///
@@ -152,10 +162,13 @@ impl<S: 'static> Pool<S> {
         // In its place until it lies in a worker's lane: moving a message costs more than writing most.
         let mut message = Outgoing::default();
         message
-            .encode(&self.crew.arena, (Ask { task, function }, args))
+            .encode_as(
+                &self.crew.arena,
+                (Ask { task, function }, args),
+                type_name::<A>,
+            )
             .map_err(|failed| failed.error)?;
         let arrived = with_sink(|sink| self.crew.call(task, &mut message, sink));
-        message.finish();
         arrived?.value()
     }
 
@@ -201,9 +214,12 @@ impl<S: 'static> Pool<S> {
             task: number,
             function,
         };
-        let message = message::encode(&self.crew.arena, (ask, args)).map_err(|failed| {
-            PutError::new(failed.error.into(), failed.value.map(|(_, args)| args))
-        })?;
+        let mut message = Outgoing::default();
+        message
+            .encode_as(&self.crew.arena, (ask, args), type_name::<A>)
+            .map_err(|failed| {
+                PutError::new(failed.error.into(), failed.value.map(|(_, args)| args))
+            })?;
         let sink = Arc::<Sink>::default();
         self.crew.submit([Request {
             task: number,

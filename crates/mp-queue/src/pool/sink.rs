@@ -1,5 +1,6 @@
 //! Where outcomes arrive for the thread that waits for them.
 
+use std::any::type_name;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,9 +28,14 @@ pub(super) struct Arrived {
 impl Arrived {
     /// The value, once the reply is read as what the function gives.
     pub(super) fn value<V: DeserializeOwned>(self) -> Result<V> {
+        self.value_as(type_name::<V>)
+    }
+
+    /// The same; `name` is what errors call the value.
+    fn value_as<V: DeserializeOwned>(self, name: fn() -> &'static str) -> Result<V> {
         let (task, pid) = (self.task, self.pid);
         let mut message = self.outcome?;
-        let outcome = message.take::<Result<V, Failure>>();
+        let outcome = message.take_as::<Result<V, Failure>, shm_core::Error>(name);
         keep_spare(message);
         outcome?.map_err(|failure| failed(task, pid, failure))
     }
@@ -37,7 +43,7 @@ impl Arrived {
     /// The values of a chunk of `count` tasks. What befell the chunk befell each of them.
     pub(super) fn values<V: DeserializeOwned>(self, count: usize) -> Vec<Result<V>> {
         let (task, pid) = (self.task, self.pid);
-        match self.value::<Vec<Result<V, Failure>>>() {
+        match self.value_as::<Vec<Result<V, Failure>>>(type_name::<Vec<V>>) {
             Ok(values) if values.len() == count => values
                 .into_iter()
                 .map(|value| value.map_err(|failure| failed(task, pid, failure)))

@@ -38,6 +38,7 @@ pub(super) fn serve<S: 'static>(mut ends: Ends, init: impl FnOnce(usize) -> Made
     })?;
     let mut job = Job {
         arena,
+        retires: ends.orders.retires,
         state: Box::new(state) as Box<dyn Any>,
         task: 0,
         since: None,

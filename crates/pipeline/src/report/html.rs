@@ -5,8 +5,9 @@ use std::fmt::Write;
 use super::plot::{Marks, Plot, escape};
 use super::read::Run;
 use super::series::{self, Curve};
-use super::summary::Summary;
-use super::text::{rate, time};
+use super::summary::{Quantiles, StepSummary, Summary};
+use super::text::{quantile, rate};
+use crate::replaced::times;
 
 const STYLE: &str = include_str!("page.css");
 
@@ -43,6 +44,7 @@ pub(super) fn page(run: &Run, summary: &Summary) -> String {
     );
     figures(summary, &mut html);
     steps(summary, &mut html);
+    counts(summary, &mut html);
     plots(run, &mut html);
     about(run, summary, &mut html);
     html.push_str("</main></body></html>\n");
@@ -60,8 +62,8 @@ fn figures(summary: &Summary, html: &mut String) {
     let figures = [
         ("inputs finished", summary.items.completed.to_string()),
         ("throughput", rate(summary.throughput)),
-        ("latency p50", time(summary.latency.p50 as f64)),
-        ("latency p99", time(summary.latency.p99 as f64)),
+        ("latency p50", quantile(summary.latency, |of| of.p50)),
+        ("latency p99", quantile(summary.latency, |of| of.p99)),
         ("time", format!("{:.2} s", summary.seconds)),
         ("ended", ended),
     ];
@@ -76,56 +78,196 @@ fn figures(summary: &Summary, html: &mut String) {
     html.push_str("</dl>");
 }
 
+/// A part of the time that items spend in a step.
+struct Part {
+    name: &'static str,
+    what: &'static str,
+    of: fn(&StepSummary) -> Option<Quantiles>,
+    /// With p90 or without.
+    columns: u8,
+}
+
+const BUSY: &str = "the part of the run in which its processes worked on items (service)";
+
+fn parts(copies: bool, holds: bool) -> impl Iterator<Item = Part> {
+    let part = |name, columns, of, what| Part {
+        name,
+        what,
+        of,
+        columns,
+    };
+    // With one more part there is no room for p90.
+    let wide = if copies || holds { 2 } else { 3 };
+    let all: [(Part, bool); 6] = [
+        (
+            part(
+                "queueing",
+                wide,
+                |step| Some(step.queueing),
+                "from an item's being offered to the step until one of its processes took it",
+            ),
+            true,
+        ),
+        (
+            part(
+                "slot wait",
+                2,
+                StepSummary::slot_waits,
+                "how long the process that had it waited for a free slot for what it makes of it",
+            ),
+            true,
+        ),
+        (
+            part(
+                "service",
+                wide,
+                |step| Some(step.service),
+                "from the stage's being called with it to its answer, without the wait for slots",
+            ),
+            true,
+        ),
+        (
+            part(
+                "copy",
+                2,
+                |step| Some(step.copy),
+                "how long a copy between devices went on after that",
+            ),
+            copies,
+        ),
+        (
+            part(
+                "held",
+                2,
+                |step| Some(step.held),
+                "how long the stage kept it after that, until what was made of it went on: as a batch waits for its other items",
+            ),
+            holds,
+        ),
+        (
+            part(
+                "hand-off",
+                2,
+                |step| Some(step.hand_off),
+                "from its being taken from the queue to the stage's being called",
+            ),
+            true,
+        ),
+    ];
+    all.into_iter()
+        .filter_map(|(part, is_there)| is_there.then_some(part))
+}
+
 fn steps(summary: &Summary, html: &mut String) {
-    html.push_str(
-        "<h2>Steps</h2><div class=\"scroll\"><table><thead><tr><th>step</th><th>processes</th><th>items</th>\
-         <th title=\"how long items waited for a process of the step\">queueing p50 / p90 / p99</th>\
-         <th title=\"how long its processes waited for a free slot for their output\">slot wait p50 / p99</th>\
-         <th title=\"how long it worked on an item\">service p50 / p90 / p99</th>\
-         <th title=\"from an item's being taken from its queue to the stage's being called, and from an output's being ready \
-         to its being handed over\">hand-off p50 / p99</th>",
-    );
-    // Hardly any run has copies, and the table is wide enough.
+    // Hardly any run has copies or batches, and the table is wide enough.
     let copies = summary.steps.iter().any(|step| step.copy.p99 > 0);
-    if copies {
-        html.push_str("<th title=\"the copy of its output to another device\">copy p50</th>");
-    }
+    let holds = summary.steps.iter().any(|step| step.held.p99 > 0);
+    let parts: Vec<_> = parts(copies, holds).collect();
     html.push_str(
-        "<th>items/s</th><th title=\"the part of its processes' time in which they worked\">busy</th></tr></thead><tbody>",
+        "<h2>Steps</h2><div class=\"scroll\"><table class=\"steps\"><thead><tr><th rowspan=\"2\">step</th>\
+         <th rowspan=\"2\">processes</th><th rowspan=\"2\">items</th>",
     );
+    for Part {
+        name,
+        what,
+        columns,
+        ..
+    } in &parts
+    {
+        let _ = write!(
+            html,
+            "<th class=\"part\" colspan=\"{columns}\" title=\"{what}\">{name}</th>"
+        );
+    }
+    let _ = write!(
+        html,
+        "<th rowspan=\"2\">items/s</th><th class=\"busy\" rowspan=\"2\" title=\"{BUSY}\">busy</th></tr><tr>"
+    );
+    for Part { columns, .. } in &parts {
+        let names = ["p50", "p90", "p99"].into_iter();
+        let names = names.filter(|name| *columns == 3 || *name != "p90");
+        for (index, name) in names.enumerate() {
+            let class = if index == 0 { " class=\"first\"" } else { "" };
+            let _ = write!(html, "<th{class}>{name}</th>");
+        }
+    }
+    html.push_str("</tr></thead><tbody>");
     for step in &summary.steps {
-        let t = |ns: u64| time(ns as f64);
-        let cells = [
-            step.processes.to_string(),
-            step.items.to_string(),
-            format!(
-                "{} / {} / {}",
-                t(step.queueing.p50),
-                t(step.queueing.p90),
-                t(step.queueing.p99)
-            ),
-            format!("{} / {}", t(step.slot_wait.p50), t(step.slot_wait.p99)),
-            format!(
-                "{} / {} / {}",
-                t(step.service.p50),
-                t(step.service.p90),
-                t(step.service.p99)
-            ),
-            format!("{} / {}", t(step.hand_off.p50), t(step.hand_off.p99)),
-        ];
-        let cells = cells
-            .into_iter()
-            .chain(copies.then(|| t(step.copy.p50)))
-            .chain([rate(step.throughput)]);
-        let _ = write!(html, "<tr><th>{}</th>", escape(&step.name));
-        for cell in cells {
-            let _ = write!(html, "<td>{cell}</td>");
+        let _ = write!(
+            html,
+            "<tr><th>{}</th><td>{}</td><td>{}</td>",
+            escape(&step.name),
+            step.processes,
+            step.items
+        );
+        for Part { of, columns, .. } in &parts {
+            let of = of(step).unwrap_or_default();
+            let p50 = quantile(of, |of| of.p50);
+            let _ = write!(html, "<td class=\"first\">{p50}</td>");
+            if *columns == 3 {
+                let _ = write!(html, "<td>{}</td>", quantile(of, |of| of.p90));
+            }
+            let _ = write!(html, "<td>{}</td>", quantile(of, |of| of.p99));
         }
         let percent = step.utilisation * 100.0;
         let _ = write!(
             html,
-            "<td><span class=\"bar\"><b style=\"width:{percent:.0}%\"></b></span>{percent:.0} %</td></tr>"
+            "<td class=\"first\">{}</td><td class=\"busy\"><span class=\"bar\"><b style=\"width:{percent:.0}%\"></b></span>\
+             <span class=\"percent\">{percent:.0} %</span></td></tr>",
+            rate(step.throughput)
         );
+    }
+    html.push_str("</tbody></table></div><details class=\"legend-of\"><summary>What the columns mean</summary><dl>");
+    let busy = ("busy", BUSY);
+    for (name, what) in parts
+        .iter()
+        .map(|part| (part.name, part.what))
+        .chain([busy])
+    {
+        let _ = write!(html, "<dt>{name}</dt><dd>{what}</dd>");
+    }
+    html.push_str("</dl></details>");
+}
+
+/// How what came into each step adds up, and which processes were replaced.
+fn counts(summary: &Summary, html: &mut String) {
+    html.push_str("<h2>Items</h2>");
+    rows(&summary.counts(), "counts", html);
+    if summary.replaced.is_empty() {
+        return;
+    }
+    html.push_str("<h2>Replaced processes</h2>");
+    let head = ["step", "process", "times", "cause"];
+    let mut table = vec![head.map(str::to_owned).to_vec()];
+    for replacements in &summary.replaced {
+        table.push(vec![
+            replacements.step.clone(),
+            replacements.process.clone(),
+            replacements.count.to_string(),
+            replacements.cause.clone(),
+        ]);
+    }
+    rows(&table, "replaced", html);
+}
+
+/// A table of texts, the first row the headings.
+fn rows(rows: &[Vec<String>], class: &str, html: &mut String) {
+    let _ = write!(html, "<div class=\"scroll\"><table class=\"{class}\">");
+    for (index, row) in rows.iter().enumerate() {
+        html.push_str(match index {
+            0 => "<thead><tr>",
+            1 => "<tbody><tr>",
+            _ => "<tr>",
+        });
+        for (column, cell) in row.iter().enumerate() {
+            let tag = if index == 0 || column == 0 {
+                "th"
+            } else {
+                "td"
+            };
+            let _ = write!(html, "<{tag}>{}</{tag}>", escape(cell));
+        }
+        html.push_str(if index == 0 { "</tr></thead>" } else { "</tr>" });
     }
     html.push_str("</tbody></table></div>");
 }
@@ -153,7 +295,7 @@ fn plots(run: &Run, html: &mut String) {
         "milliseconds"
     };
     let throughput = one("throughput", series::throughput(run));
-    let occupancy = series::occupancy(run);
+    let (occupancy, slots) = series::occupancy(run);
     html.push_str("<div class=\"plots\">");
     for plot in [
         Plot {
@@ -182,7 +324,7 @@ fn plots(run: &Run, html: &mut String) {
             x: "seconds since the start",
             y: "slots",
             x_to: seconds,
-            marks: Marks::Steps(&occupancy),
+            marks: Marks::Lanes(&occupancy, &slots),
         },
     ] {
         html.push_str(&plot.figure());
@@ -204,8 +346,14 @@ fn about(run: &Run, summary: &Summary, html: &mut String) {
     row(
         "items",
         &format!(
-            "{} offered, {} completed, {} dropped, {} failed, {} redelivered",
-            items.offered, items.completed, items.dropped, items.failed, items.redelivered
+            "{} offered, {} completed, {} dropped, {} failed, {} unfinished, {} redelivered, {} late",
+            items.offered,
+            items.completed,
+            items.dropped,
+            items.failed,
+            items.unfinished,
+            items.redelivered,
+            items.late
         ),
     );
     for process in &run.processes {
@@ -213,10 +361,14 @@ fn about(run: &Run, summary: &Summary, html: &mut String) {
             -1 => "CPU".to_owned(),
             device => format!("device {device}"),
         };
-        let what = format!(
+        let mut what = format!(
             "pid {}, {} {}, {device}",
             process.pid, process.step, process.replica
         );
+        if !process.replaced.is_empty() {
+            let count = process.replaced.len() as u64;
+            what.push_str(&format!("; replaced {}", times(count)));
+        }
         row(&format!("process {}", process.rank), &what);
     }
     row("command", &run.command.join(" "));

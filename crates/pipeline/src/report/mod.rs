@@ -14,12 +14,14 @@
 
 mod compare;
 mod html;
+mod lineage;
 mod plot;
 mod read;
 mod series;
 mod summary;
 mod text;
 mod trace;
+mod verdict;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -89,3 +91,5 @@ fn put(
 mod sample;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_batches;

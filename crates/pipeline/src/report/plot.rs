@@ -10,6 +10,9 @@ const LEFT: f64 = 62.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 42.0;
+/// Between two lanes, and how low one may be.
+const GAP: f64 = 14.0;
+const LANE_LEAST: f64 = 56.0;
 /// Colours that the style sheet has.
 const COLOURS: usize = 8;
 
@@ -21,6 +24,9 @@ pub(super) enum Marks<'a> {
     Steps(&'a [Curve]),
     /// Curves with the same abscissas, one on top of the other.
     Stack(&'a [Curve]),
+    /// As steps, but each curve for itself, one below the other, from 0 to what it can be at most: curves that often have
+    /// the same few values would hide each other.
+    Lanes(&'a [Curve], &'a [f64]),
 }
 
 /// A plot with both axes from 0.
@@ -44,7 +50,11 @@ impl Plot<'_> {
         }
         // One curve is what the title says, unless it is one of several that there could be.
         let is_title = |curve: &Curve| self.title.eq_ignore_ascii_case(&curve.name);
-        if curves.len() > 1 || matches!(self.marks, Marks::Steps([one]) if !is_title(one)) {
+        let is_lane = matches!(self.marks, Marks::Lanes(..));
+        if curves.len() > 1
+            || is_lane
+            || matches!(self.marks, Marks::Steps([one]) if !is_title(one))
+        {
             html.push_str("<ul class=\"legend\">");
             for (index, curve) in curves.iter().enumerate() {
                 let _ = write!(
@@ -63,7 +73,10 @@ impl Plot<'_> {
 
     fn curves(&self) -> &[Curve] {
         match self.marks {
-            Marks::Lines(curves) | Marks::Steps(curves) | Marks::Stack(curves) => curves,
+            Marks::Lines(curves)
+            | Marks::Steps(curves)
+            | Marks::Stack(curves)
+            | Marks::Lanes(curves, _) => curves,
         }
     }
 
@@ -81,25 +94,43 @@ impl Plot<'_> {
             _ => points().map(|point| point.1).fold(0.0, f64::max),
         };
         let (x_ticks, x_end) = ticks(x_most, 6);
-        let (y_ticks, y_end) = ticks(y_most, 5);
-        let scale = Scale { x_end, y_end };
+        let scales = match self.marks {
+            Marks::Lanes(_, most) => lanes(x_end, most),
+            _ => {
+                let (y_ticks, y_end) = ticks(y_most, 5);
+                let (top, foot) = (TOP, HEIGHT - BOTTOM);
+                let scale = Scale {
+                    x_end,
+                    y_end,
+                    top,
+                    foot,
+                };
+                vec![(scale, y_ticks)]
+            }
+        };
+        let foot = scales.last().map_or(TOP, |(scale, _)| scale.foot);
         let mut svg = format!(
-            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
+            "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"{}\">",
+            foot + BOTTOM,
             escape(self.title)
         );
-        for &tick in &y_ticks {
-            let y = scale.y(tick);
-            let _ = write!(
-                svg,
-                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                WIDTH - RIGHT,
-                LEFT - 6.0,
-                y + 4.0,
-                number(tick)
-            );
+        for (scale, y_ticks) in &scales {
+            for &tick in y_ticks {
+                let y = scale.y(tick);
+                let _ = write!(
+                    svg,
+                    "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
+                     <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                    WIDTH - RIGHT,
+                    LEFT - 6.0,
+                    y + 4.0,
+                    number(tick)
+                );
+            }
         }
-        let foot = HEIGHT - BOTTOM;
+        let Some((scale, _)) = scales.first() else {
+            return svg + "</svg>";
+        };
         for &tick in &x_ticks {
             let x = scale.x(tick);
             let _ = write!(
@@ -116,17 +147,20 @@ impl Plot<'_> {
              <text class=\"label\" transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
             WIDTH - RIGHT,
             (LEFT + WIDTH - RIGHT) / 2.0,
-            HEIGHT - 6.0,
+            foot + BOTTOM - 6.0,
             escape(self.x),
             (TOP + foot) / 2.0,
             escape(self.y),
         );
-        self.draw(&scale, &mut svg);
+        let scales: Vec<_> = scales.iter().map(|(scale, _)| scale).collect();
+        self.draw(&scales, &mut svg);
         svg.push_str("</svg>");
         svg
     }
 
-    fn draw(&self, scale: &Scale, svg: &mut String) {
+    /// A scale for each lane, or one for all.
+    fn draw(&self, scales: &[&Scale], svg: &mut String) {
+        let Some(&scale) = scales.first() else { return };
         match self.marks {
             Marks::Lines(curves) => {
                 for (index, curve) in curves.iter().enumerate() {
@@ -135,14 +169,12 @@ impl Plot<'_> {
             }
             Marks::Steps(curves) => {
                 for (index, curve) in curves.iter().enumerate() {
-                    let mut points = Vec::with_capacity(2 * curve.points.len());
-                    for &(x, y) in &curve.points {
-                        if let Some(&(_, before)) = points.last() {
-                            points.push((x, before));
-                        }
-                        points.push((x, y));
-                    }
-                    line(scale, index, &curve.name, &points, svg);
+                    line(scale, index, &curve.name, &stepped(curve), svg);
+                }
+            }
+            Marks::Lanes(curves, _) => {
+                for (index, (curve, scale)) in curves.iter().zip(scales).enumerate() {
+                    line(scale, index, &curve.name, &stepped(curve), svg);
                 }
             }
             Marks::Stack(curves) => {
@@ -176,6 +208,36 @@ fn line(scale: &Scale, index: usize, name: &str, points: &[(f64, f64)], svg: &mu
     );
 }
 
+/// The points of a curve whose values stay until the next.
+fn stepped(curve: &Curve) -> Vec<(f64, f64)> {
+    let mut points: Vec<(f64, f64)> = Vec::with_capacity(2 * curve.points.len());
+    for &(x, y) in &curve.points {
+        if let Some(&(_, before)) = points.last() {
+            points.push((x, before));
+        }
+        points.push((x, y));
+    }
+    points
+}
+
+/// Scales one below the other, each from 0 to what its curve can be at most, with the ticks of both.
+fn lanes(x_end: f64, most: &[f64]) -> Vec<(Scale, Vec<f64>)> {
+    let count = most.len().max(1) as f64;
+    let height = ((HEIGHT - TOP - BOTTOM - GAP * (count - 1.0)) / count).max(LANE_LEAST);
+    let of_lane = |(index, &most): (usize, &f64)| {
+        let top = TOP + index as f64 * (height + GAP);
+        let y_end = most.max(1.0);
+        let scale = Scale {
+            x_end,
+            y_end,
+            top,
+            foot: top + height,
+        };
+        (scale, vec![0.0, y_end])
+    };
+    most.iter().enumerate().map(of_lane).collect()
+}
+
 /// Each curve with those before it below.
 fn stacked(curves: &[Curve]) -> Vec<Vec<(f64, f64)>> {
     let mut tops: Vec<Vec<(f64, f64)>> = Vec::new();
@@ -197,6 +259,8 @@ fn stacked(curves: &[Curve]) -> Vec<Vec<(f64, f64)>> {
 struct Scale {
     x_end: f64,
     y_end: f64,
+    top: f64,
+    foot: f64,
 }
 
 impl Scale {
@@ -205,8 +269,7 @@ impl Scale {
     }
 
     fn y(&self, y: f64) -> f64 {
-        let foot = HEIGHT - BOTTOM;
-        foot - y / self.y_end * (foot - TOP)
+        self.foot - y / self.y_end * (self.foot - self.top)
     }
 
     fn points(&self, points: &[(f64, f64)]) -> String {

@@ -8,6 +8,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::replaced::Replaced;
+use crate::time_card::Outcome;
 
 /// What `run.json` must say in `format`.
 const FORMAT: &str = "tensormp-run";
@@ -104,6 +106,18 @@ pub struct Process {
     /// Its device; −1 is the CPU.
     #[serde(default = "cpu")]
     pub device: i32,
+    /// The process's own name.
+    #[serde(default)]
+    pub name: String,
+    /// Items that it took; those of the last, where it was replaced.
+    #[serde(default)]
+    pub inputs: u64,
+    /// Items that it published; those of the last, where it was replaced.
+    #[serde(default)]
+    pub outputs: u64,
+    /// The processes that it came after.
+    #[serde(default)]
+    pub replaced: Vec<Replaced>,
 }
 
 fn cpu() -> i32 {
@@ -116,6 +130,9 @@ fn cpu() -> i32 {
 pub struct Ring {
     /// Its name.
     pub name: String,
+    /// The step whose outputs lie in its slots.
+    #[serde(default)]
+    pub from: String,
     /// How many slots it has.
     pub slots: u32,
     /// Bytes of a slot.
@@ -134,10 +151,14 @@ pub struct Items {
     pub completed: u64,
     /// Those that a full queue dropped.
     pub dropped: u64,
-    /// Those that failed.
+    /// Those that a process had in its hands when it failed.
     pub failed: u64,
+    /// Those that were on their way when the run was ended before its time.
+    pub unfinished: u64,
     /// Those that were given to another process after theirs had died.
     pub redelivered: u64,
+    /// Those that came to a step that gets them in order after others that they should have come before.
+    pub late: u64,
 }
 
 /// The time card of one item in one step.
@@ -156,6 +177,10 @@ pub struct Card {
     /// The device; −1 is the CPU.
     #[serde(default = "cpu")]
     pub device: i32,
+    /// The items that it was made of, where it has a number of its own: a batch, or one of several outputs. Said by the step
+    /// that got it first.
+    #[serde(default, deserialize_with = "list")]
+    pub parent: Vec<u64>,
     /// When it was offered to the step: published by the step before, or by the client.
     pub enqueued: u64,
     /// When the process took it.
@@ -170,7 +195,7 @@ pub struct Card {
     pub started: u64,
     /// When the stage had finished.
     pub finished: u64,
-    /// When its output had been copied to where the next step needs it.
+    /// When what of it had to be copied between devices was there, or as the stage noted.
     #[serde(default)]
     pub copy_done: Option<u64>,
     /// When its output was handed over.
@@ -186,6 +211,11 @@ pub struct Card {
 
 fn ok() -> String {
     "ok".to_owned()
+}
+
+/// A list that is `null` where there is nothing in it.
+fn list<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Vec<u64>, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// How a ring was used at one moment.
@@ -304,45 +334,67 @@ impl Card {
         }
     }
 
-    /// Nanoseconds of work.
+    /// Nanoseconds of work: from the stage's being called with it to its answer, without the wait for slots.
     #[must_use]
     pub fn service_ns(&self) -> u64 {
         let worked = self.finished.saturating_sub(self.started);
-        worked.saturating_sub(self.slot_wait)
+        match self.is_held() {
+            // What was waited for then was waited for later.
+            true => worked,
+            false => worked.saturating_sub(self.slot_wait),
+        }
     }
 
-    /// Nanoseconds for the copy of the output to another device.
+    /// Whether what was made of it was published later than in the call that it was given in.
+    fn is_held(&self) -> bool {
+        self.published.is_some_and(|at| at > self.finished)
+    }
+
+    /// Nanoseconds for which a copy between devices went on after the stage had answered; one that was over by then is part of
+    /// the service.
     #[must_use]
     pub fn copy_ns(&self) -> u64 {
         self.copy_done
             .map_or(0, |done| done.saturating_sub(self.finished))
     }
 
-    /// Nanoseconds that the hand-over itself took: from the item's being taken from its queue to the stage's being called, and
-    /// from the output's being ready to its being handed over, where that comes later.
+    /// Nanoseconds for which the stage kept it after the call that it was given in, until what was made of it was handed over,
+    /// without the wait for a slot: what the first item of a batch waits for the others.
     #[must_use]
-    pub fn hand_off_ns(&self) -> u64 {
-        self.taking_ns() + self.giving_ns()
+    pub fn held_ns(&self) -> u64 {
+        if !self.is_held() {
+            return 0;
+        }
+        let since = self.finished.max(self.copy_done.unwrap_or(0));
+        let held = self.published.unwrap_or(0).saturating_sub(since);
+        held.saturating_sub(self.slot_wait)
     }
 
-    /// From the item's being taken from its queue (and from having a slot, if that came next) to the stage's being called.
-    pub(super) fn taking_ns(&self) -> u64 {
+    /// Nanoseconds that the hand-over itself took: from the item's being taken from its queue (and from having a slot, if that
+    /// came next) to the stage's being called.
+    #[must_use]
+    pub fn hand_off_ns(&self) -> u64 {
         let acquired = self.slot_acquired.filter(|&at| at <= self.started);
         let had = acquired.unwrap_or(0).max(self.dequeued);
         self.started.saturating_sub(had)
-    }
-
-    /// From the output's being ready to its being handed over.
-    pub(super) fn giving_ns(&self) -> u64 {
-        let ready = self.copy_done.unwrap_or(self.finished);
-        self.published
-            .map_or(0, |published| published.saturating_sub(ready))
     }
 
     /// When the step was done with it.
     #[must_use]
     pub fn done(&self) -> u64 {
         self.published.unwrap_or(self.finished).max(self.finished)
+    }
+
+    /// What became of it, and whether the process had it: no more than its outcome is known of an output that was dropped.
+    pub(super) fn counted(&self) -> (Outcome, bool) {
+        let outcome = match &*self.outcome {
+            "dropped" => Outcome::Dropped,
+            "failed" => Outcome::Failed,
+            "redelivered" => Outcome::Redelivered,
+            "incomplete" => Outcome::Incomplete,
+            _ => Outcome::Ok,
+        };
+        (outcome, self.released.is_some())
     }
 
     /// Whether it went through the step as it should.

@@ -19,7 +19,7 @@ pub(super) fn write(directory: &Path, items: u64) {
             cards,
             "{}",
             json!({"item": item, "step": "load", "rank": 0, "enqueued": START, "dequeued": loaded - MS, "slot_acquired": loaded - MS,
-                   "started": loaded - MS, "finished": loaded - 1000, "published": loaded})
+                   "started": loaded - MS + 1000, "finished": loaded, "published": loaded})
         )
         .unwrap();
         let worker = usize::from(free[1] < free[0]);
@@ -47,7 +47,7 @@ pub(super) fn write(directory: &Path, items: u64) {
         "machine": {"cpus": 2, "kernel": "6.1"}, "command": ["demo", "run"],
         "steps": [{"name": "load", "stage": "Loader", "ranks": [0]}, {"name": "infer", "stage": "Net", "ranks": [1, 2]}],
         "processes": [
-            {"rank": 0, "pid": 100, "step": "load", "replica": 0, "device": -1},
+            {"rank": 0, "pid": 100, "step": "load", "replica": 0, "device": -1, "inputs": items, "outputs": items},
             {"rank": 1, "pid": 101, "step": "infer", "replica": 0, "device": -1},
             {"rank": 2, "pid": 102, "step": "infer", "replica": 1, "device": -1}],
         "rings": [{"name": "load→infer", "from": "load", "to": "infer", "slots": 8, "slot_bytes": 4096}],

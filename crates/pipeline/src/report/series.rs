@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::read::{Card, Run};
-use super::summary::latencies;
+use super::lineage::{Lineage, ways};
+use super::read::Run;
 
 /// Buckets that a run's time is cut into.
 const BUCKETS: usize = 100;
@@ -29,22 +29,32 @@ fn buckets(run: &Run, items: usize) -> (usize, f64) {
     (count, whole / count as f64)
 }
 
-/// Per step, over the time at which items were completed: the mean part of their latency that the step took, milliseconds.
+/// Per step, over the time at which inputs were completed: the mean part of their latency that the step took, milliseconds.
+/// Parts of one input that a step had at the same time took it together.
 pub(super) fn latency_by_step(run: &Run) -> Vec<Curve> {
-    let completed: HashMap<u64, u64> = completed_at(run);
-    let (count, width) = buckets(run, completed.len());
+    let lineage = Lineage::of(run);
+    let ways = ways(run, &lineage);
+    let (count, width) = buckets(run, ways.len());
     let bucket = |at: u64| ((seconds(run, at) / width) as usize).min(count - 1);
     let mut items = vec![0_u64; count];
-    for at in completed.values() {
-        items[bucket(*at)] += 1;
+    for way in ways.values() {
+        items[bucket(way.done)] += 1;
+    }
+    let mut spans: HashMap<&str, HashMap<u64, (u64, u64)>> = HashMap::new();
+    for card in run.cards.iter().filter(|card| card.is_ok()) {
+        let of_step = spans.entry(&card.step).or_default();
+        for &root in lineage.roots(&card.item) {
+            let span = of_step.entry(root).or_insert((u64::MAX, 0));
+            *span = (span.0.min(card.enqueued), span.1.max(card.done()));
+        }
     }
     run.steps
         .iter()
         .map(|step| {
             let mut sums = vec![0_f64; count];
-            for card in run.cards.iter().filter(|card| card.step == step.name) {
-                if let Some(at) = completed.get(&card.item) {
-                    sums[bucket(*at)] += card.done().saturating_sub(card.enqueued) as f64 / 1e6;
+            for (root, (from, to)) in spans.remove(step.name.as_str()).unwrap_or_default() {
+                if let Some(way) = ways.get(&root) {
+                    sums[bucket(way.done)] += to.saturating_sub(from) as f64 / 1e6;
                 }
             }
             let points = (0..count)
@@ -62,16 +72,15 @@ pub(super) fn latency_by_step(run: &Run) -> Vec<Curve> {
         .collect()
 }
 
-/// When each item was completed.
-fn completed_at(run: &Run) -> HashMap<u64, u64> {
-    let last = run.steps.last().map(|step| step.name.as_str());
-    let mut at = HashMap::new();
-    let of_last = |card: &&Card| card.is_ok() && Some(card.step.as_str()) == last;
-    for card in run.cards.iter().filter(of_last) {
-        let latest = at.entry(card.item).or_insert(0);
-        *latest = card.done().max(*latest);
-    }
-    at
+/// When each input was completed, in the order of time, and how long it had taken by then.
+fn latencies(run: &Run) -> Vec<(u64, u64)> {
+    let ways = ways(run, &Lineage::of(run));
+    let ways = ways.values();
+    let mut all: Vec<_> = ways
+        .map(|way| (way.done, way.done.saturating_sub(way.offered)))
+        .collect();
+    all.sort_unstable();
+    all
 }
 
 /// The part of the items, in percent, that took at most so many milliseconds.
@@ -124,8 +133,8 @@ pub(super) fn throughput(run: &Run) -> Vec<(f64, f64)> {
     points
 }
 
-/// Slots in use over time, per ring.
-pub(super) fn occupancy(run: &Run) -> Vec<Curve> {
+/// Slots in use over time, per ring; beside how many there are, of all processes of the step.
+pub(super) fn occupancy(run: &Run) -> (Vec<Curve>, Vec<f64>) {
     run.rings
         .iter()
         .map(|ring| {
@@ -135,15 +144,17 @@ pub(super) fn occupancy(run: &Run) -> Vec<Curve> {
                 .filter(|sample| sample.ring == ring.name)
                 .collect();
             let every = samples.len().div_ceil(POINTS).max(1);
-            Curve {
+            let most = samples.iter().map(|sample| sample.in_use).max();
+            let curve = Curve {
                 name: format!("{} ({} slots)", ring.name, ring.slots),
                 points: samples
                     .iter()
                     .step_by(every)
                     .map(|sample| (seconds(run, sample.t), f64::from(sample.in_use)))
                     .collect(),
-            }
+            };
+            (curve, f64::from(most.unwrap_or(0).max(ring.slots)))
         })
-        .filter(|curve| !curve.points.is_empty())
-        .collect()
+        .filter(|(curve, _)| !curve.points.is_empty())
+        .unzip()
 }

@@ -47,6 +47,26 @@ fn a_summary_says_where_the_time_went_and_what_limits_the_run() {
 }
 
 #[test]
+fn a_run_says_itself_what_was_finished_and_time_cards_only_where_it_could_not() {
+    let directory = directory();
+    sample::write(directory.path(), 50);
+    let mut run = Run::open(directory.path()).unwrap();
+    // All was done in each step, but dropped on its way in part.
+    (run.items.completed, run.items.dropped) = (0, 50);
+    let items = Summary::of(&run).items;
+    assert_eq!((items.offered, items.completed, items.dropped), (50, 0, 50));
+    // Its program was killed.
+    run.items = Default::default();
+    run.cards
+        .retain(|card| card.step == "load" || card.item < 20);
+    let items = Summary::of(&run).items;
+    assert_eq!(
+        (items.offered, items.completed, items.unfinished),
+        (50, 20, 30)
+    );
+}
+
+#[test]
 fn quantiles_are_values_that_occurred() {
     let quantiles = Quantiles::of(1..=100);
     assert_eq!((quantiles.p50, quantiles.p90, quantiles.p99), (50, 90, 99));
@@ -161,12 +181,121 @@ fn why_a_run_failed_is_the_first_thing_on_its_page() {
         "\"detail\":null,\"reason\":\"target_reached\"",
         "\"detail\":\"process 1 <infer> was killed\",\"reason\":\"failed\"",
     );
+    let text = text.replace(
+        "\"failed\":0,\"offered\":20,\"redelivered\":0",
+        "\"failed\":1,\"offered\":23,\"redelivered\":0,\"late\":4,\"unfinished\":2",
+    );
     fs::write(&run, text).unwrap();
     write(directory.path()).unwrap();
     let page = fs::read_to_string(directory.path().join("report.html")).unwrap();
     let cause = page.find("process 1 &lt;infer&gt; was killed").unwrap();
     assert!(cause < page.find("class=\"figures\"").unwrap());
     assert_eq!(page.matches("was killed").count(), 1);
+    assert!(
+        page.contains("1 failed, 2 unfinished, 0 redelivered, 4 late"),
+        "{page}"
+    );
+    let text = fs::read_to_string(directory.path().join("summary.txt")).unwrap();
+    assert!(
+        text.contains("1 item failed\n2 items unfinished\n4 items late\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn replaced_processes_are_told_with_their_cause_and_the_counts_add_up() {
+    let directory = directory();
+    sample::write(directory.path(), 20);
+    let path = directory.path().join("run.json");
+    let mut run: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let before = |pid: u32, inputs: u64| {
+        let cause = format!("process \"infer.0\" (pid {pid}) was killed by <SIGKILL>\nmore");
+        serde_json::json!({"pid": pid, "at_ns": 1, "cause": cause, "inputs": inputs, "redelivered": 1})
+    };
+    run["processes"][1]["name"] = "infer.0".into();
+    run["processes"][1]["inputs"] = 7.into();
+    run["processes"][1]["replaced"] = serde_json::json!([before(90, 3), before(95, 2)]);
+    run["processes"][2]["inputs"] = 11.into();
+    fs::write(&path, run.to_string()).unwrap();
+    let cards = directory.path().join("items.jsonl");
+    let mut lines = fs::read_to_string(&cards).unwrap();
+    for (outcome, released) in [("redelivered", 1), ("redelivered", 1), ("dropped", 0)] {
+        let released = (released > 0).then_some(released);
+        let card = serde_json::json!({
+            "item": 1, "step": "infer", "rank": 1, "enqueued": 1, "dequeued": 1, "started": 1, "finished": 1,
+            "released": released, "outcome": outcome,
+        });
+        lines.push_str(&format!("{card}\n"));
+    }
+    fs::write(&cards, lines).unwrap();
+    write(directory.path()).unwrap();
+    let text = fs::read_to_string(directory.path().join("summary.txt")).unwrap();
+    let cells = |line| {
+        let cells = str::split(line, "  ").map(str::trim);
+        cells.filter(|cell| !cell.is_empty()).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<&str>> = text.lines().map(cells).collect();
+    let head = "step  in  = done  + redelivered  + unfinished  out  dropped behind it";
+    for row in [
+        head,
+        "load  20  20  0  0  20  0",
+        "infer  23  20  2  1  0  1",
+        "process \"infer.0\" was replaced 2 times: it was killed by <SIGKILL>",
+    ] {
+        assert!(rows.contains(&cells(row)), "{row:?} in\n{text}");
+    }
+    // Who has no slots does not wait for them.
+    let of_infer = rows.iter().find(|row| row.first() == Some(&"infer"));
+    assert_eq!(of_infer.unwrap()[5..7], ["–", "–"], "{text}");
+    let page = fs::read_to_string(directory.path().join("report.html")).unwrap();
+    for part in [
+        "<th>infer</th><td>infer.0</td><td>2</td><td>was killed by &lt;SIGKILL&gt;</td>",
+        "<th>infer</th><td>23</td><td>20</td><td>2</td><td>1</td><td>0</td><td>1</td>",
+        "infer 0, CPU; replaced 2 times",
+    ] {
+        assert!(page.contains(part), "{part:?} is missing");
+    }
+    let summary = Summary::of(&Run::open(directory.path()).unwrap());
+    let both = Comparison::of(summary.clone(), summary).to_string();
+    assert!(
+        both.contains("load: slot wait") && !both.contains("infer: slot wait"),
+        "{both}"
+    );
+}
+
+#[test]
+fn slots_of_different_rings_are_drawn_one_below_the_other() {
+    let curves = ["a", "b", "c"].map(|name| series::Curve {
+        name: name.to_owned(),
+        points: vec![(0.0, 3.0), (1.0, 0.0), (2.0, 3.0)],
+    });
+    let plot = plot::Plot {
+        title: "Slots in use",
+        x: "seconds",
+        y: "slots",
+        x_to: 2.0,
+        marks: plot::Marks::Lanes(&curves, &[3.0, 6.0, 3.0]),
+    };
+    let svg = plot.figure();
+    // The lowest and highest point of each: no two of them share any height.
+    let lines = svg.split("<polyline").skip(1);
+    let spans: Vec<_> = lines
+        .map(|line| {
+            let points = line.split('"').nth(3).unwrap().split_whitespace();
+            let heights: Vec<f64> = points
+                .map(|point| point.split_once(',').unwrap().1.parse().unwrap())
+                .collect();
+            let most = heights.iter().copied().fold(f64::MIN, f64::max);
+            (heights.iter().copied().fold(f64::MAX, f64::min), most)
+        })
+        .collect();
+    assert_eq!(spans.len(), 3, "{svg}");
+    let apart = spans.windows(2).all(|pair| pair[0].1 < pair[1].0);
+    assert!(apart, "{spans:?}");
+    // Three of six slots are half of a lane.
+    let height = |(top, foot): (f64, f64)| foot - top;
+    let part = height(spans[1]) / height(spans[0]);
+    assert!((part - 0.5).abs() < 0.01, "{spans:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::summary::Summary;
+use super::summary::{Quantiles, StepSummary, Summary};
 
 /// A duration in the unit that fits.
 pub(super) fn time(ns: f64) -> String {
@@ -29,8 +29,27 @@ pub(super) fn rate(per_second: f64) -> String {
     }
 }
 
-/// Rows of cells, the first row the headings: the first column to the left, the others to the right.
-pub(super) fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>]) -> fmt::Result {
+/// What stands where there can be no figure.
+pub(super) const NONE: &str = "–";
+
+/// One of the figures of a distribution, where that is of anything.
+pub(super) fn quantile(of: Quantiles, which: fn(Quantiles) -> u64) -> String {
+    match of.count {
+        0 => NONE.to_owned(),
+        _ => time(which(of) as f64),
+    }
+}
+
+/// So many of what one of is called that.
+pub(super) fn plural(count: u64, one: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        _ => format!("{count} {one}s"),
+    }
+}
+
+/// Rows of cells, the first `heads` rows the headings: the first column to the left, the others to the right.
+pub(super) fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>], heads: usize) -> fmt::Result {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)
         .map(|column| {
@@ -52,7 +71,7 @@ pub(super) fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>]) -> fmt::Re
             }
         }
         writeln!(f, "{}", line.trim_end())?;
-        if index == 0 {
+        if index + 1 == heads {
             let rule: usize = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
             writeln!(f, "{}", "─".repeat(rule))?;
         }
@@ -62,63 +81,70 @@ pub(super) fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>]) -> fmt::Re
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rows = vec![
-            [
-                "step",
-                "processes",
-                "items",
-                "queueing",
-                "p99",
-                "slot wait",
-                "p99",
-                "service",
-                "p99",
-                "copy",
-                "hand-off",
-                "p99",
-                "items/s",
-                "busy",
-            ]
-            .map(str::to_owned)
-            .to_vec(),
+        // Hardly any run has copies or batches, and the table is wide enough.
+        let copies = self.steps.iter().any(|step| step.copy.p99 > 0);
+        let holds = self.steps.iter().any(|step| step.held.p99 > 0);
+        type Of = fn(&StepSummary) -> Option<Quantiles>;
+        let parts: [(&str, Of, bool); 6] = [
+            ("queueing", |step| Some(step.queueing), true),
+            ("slot wait", StepSummary::slot_waits, true),
+            ("service", |step| Some(step.service), true),
+            ("copy", |step| Some(step.copy), copies),
+            ("held", |step| Some(step.held), holds),
+            ("hand-off", |step| Some(step.hand_off), true),
         ];
+        let parts: Vec<_> = parts.into_iter().filter(|part| part.2).collect();
+        let mut over = vec![""; 3];
+        let mut names = vec!["step", "processes", "items"];
+        for (part, ..) in &parts {
+            over.extend([*part, ""]);
+            names.extend(["p50", "p99"]);
+        }
+        over.extend(["", ""]);
+        names.extend(["items/s", "busy"]);
+        let owned = |row: Vec<&str>| row.into_iter().map(str::to_owned).collect::<Vec<_>>();
+        let mut rows = vec![owned(over), owned(names)];
         for step in &self.steps {
-            rows.push(vec![
+            let mut row = vec![
                 step.name.clone(),
                 step.processes.to_string(),
                 step.items.to_string(),
-                time(step.queueing.p50 as f64),
-                time(step.queueing.p99 as f64),
-                time(step.slot_wait.p50 as f64),
-                time(step.slot_wait.p99 as f64),
-                time(step.service.p50 as f64),
-                time(step.service.p99 as f64),
-                time(step.copy.p50 as f64),
-                time(step.hand_off.p50 as f64),
-                time(step.hand_off.p99 as f64),
-                rate(step.throughput),
-                format!("{:.0} %", step.utilisation * 100.0),
-            ]);
+            ];
+            for (_, of, _) in &parts {
+                let of = of(step).unwrap_or_default();
+                row.push(quantile(of, |of| of.p50));
+                row.push(quantile(of, |of| of.p99));
+            }
+            row.push(rate(step.throughput));
+            row.push(format!("{:.0} %", step.utilisation * 100.0));
+            rows.push(row);
         }
-        table(f, &rows)?;
-        let items = self.items;
+        table(f, &rows, 2)?;
+        writeln!(f)?;
+        table(f, &self.counts(), 1)?;
+        let (items, latency) = (self.items, self.latency);
         writeln!(
             f,
-            "\n{} items in {:.2} s: {}; from offered to done p50 {}, p90 {}, p99 {}",
-            items.completed,
+            "\n{} in {:.2} s: {}; from offered to done p50 {}, p90 {}, p99 {}",
+            plural(items.completed, "item"),
             self.seconds,
             rate(self.throughput),
-            time(self.latency.p50 as f64),
-            time(self.latency.p90 as f64),
-            time(self.latency.p99 as f64),
+            quantile(latency, |of| of.p50),
+            quantile(latency, |of| of.p90),
+            quantile(latency, |of| of.p99),
         )?;
         let others = [
             (items.dropped, "dropped"),
             (items.failed, "failed"),
+            (items.unfinished, "unfinished"),
             (items.redelivered, "redelivered"),
+            (items.late, "late"),
         ];
         for (count, what) in others.into_iter().filter(|(count, _)| *count > 0) {
-            writeln!(f, "{count} items {what}")?;
+            writeln!(f, "{} {what}", plural(count, "item"))?;
+        }
+        for replacements in &self.replaced {
+            writeln!(f, "{replacements}")?;
         }
         match &self.termination.detail {
             Some(detail) => writeln!(f, "ended: {} ({detail})", self.termination.reason)?,

@@ -24,27 +24,42 @@ pub(super) fn write(run: &Run, out: &mut impl Write) -> io::Result<()> {
         run.process(card.rank)
             .map_or(card.rank, |process| process.pid)
     };
-    // The card of each item in each step, for the arrows.
-    let mut found: HashMap<(u64, &str), &Card> = HashMap::new();
+    // The card of each part of each item in each step, for the arrows.
+    let mut found: HashMap<(&str, u64), Vec<&Card>> = HashMap::new();
     for card in &run.cards {
-        found.entry((card.item, &card.step)).or_insert(card);
+        found.entry((&card.step, card.item)).or_default().push(card);
     }
     let before: HashMap<&str, &str> = run
         .steps
         .windows(2)
         .map(|pair| (pair[1].name.as_str(), pair[0].name.as_str()))
         .collect();
+    let mut arrows = 0_u64;
     for (number, card) in run.cards.iter().enumerate() {
         let pid = pid_of(card);
-        spans(run, card, pid, &mut events)?;
-        let sender = before
-            .get(card.step.as_str())
-            .and_then(|step| found.get(&(card.item, step)));
-        if let Some(sender) = sender {
-            let from = sender.finished.saturating_sub(1);
+        spans(run, card, number, pid, &mut events)?;
+        let Some(&step) = before.get(card.step.as_str()) else {
+            continue;
+        };
+        // What it was in the step before: itself, the same part of it where there are some; or what it was made of.
+        let itself = found.get(&(step, card.item)).map_or(&[][..], Vec::as_slice);
+        let same = itself.iter().find(|sender| sender.part == card.part);
+        let made_of = card
+            .parent
+            .iter()
+            .filter_map(|&parent| found.get(&(step, parent)));
+        let made_of = made_of.filter_map(|parts| parts.first());
+        let senders = same.or(itself.first()).into_iter().chain(made_of);
+        for sender in senders {
+            // Within the call that it was given in, or where it was held, in the moment that it was handed over.
+            let from = match sender.held_ns() {
+                0 => sender.finished.saturating_sub(1),
+                _ => sender.done(),
+            };
+            arrows += 1;
             for (ph, pid, at) in [("s", pid_of(sender), from), ("f", pid, card.started)] {
                 events.push(&json!({
-                    "ph": ph, "bp": "e", "name": "hand-over", "cat": "hand-over", "id": number,
+                    "ph": ph, "bp": "e", "name": "hand-over", "cat": "hand-over", "id": arrows,
                     "pid": pid, "tid": pid, "ts": micros(run, at),
                 }))?;
             }
@@ -60,7 +75,13 @@ pub(super) fn write(run: &Run, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// What one process did with one item.
-fn spans<W: Write>(run: &Run, card: &Card, pid: u32, events: &mut Events<'_, W>) -> io::Result<()> {
+fn spans<W: Write>(
+    run: &Run,
+    card: &Card,
+    number: usize,
+    pid: u32,
+    events: &mut Events<'_, W>,
+) -> io::Result<()> {
     let name = match card.part {
         0 => format!("item {}", card.item),
         part => format!("item {}.{part}", card.item),
@@ -80,7 +101,7 @@ fn spans<W: Write>(run: &Run, card: &Card, pid: u32, events: &mut Events<'_, W>)
                      "queueing_us": card.queueing_ns() as f64 / 1e3, "outcome": card.outcome},
         }))
     };
-    let taking = card.taking_ns();
+    let taking = card.hand_off_ns();
     span("hand-off", card.started.saturating_sub(taking), taking)?;
     span(
         "service",
@@ -89,10 +110,22 @@ fn spans<W: Write>(run: &Run, card: &Card, pid: u32, events: &mut Events<'_, W>)
     )?;
     let waited = card.slot_wait_ns();
     let acquired = card.slot_acquired.unwrap_or(card.dequeued + waited);
-    span("slot wait", acquired.saturating_sub(waited), waited)?;
+    let held = card.held_ns();
+    if held == 0 {
+        span("slot wait", acquired.saturating_sub(waited), waited)?;
+    }
     span("copy", card.finished, card.copy_ns())?;
-    let ready = card.copy_done.unwrap_or(card.finished);
-    span("hand-off", ready, card.giving_ns())
+    if held == 0 {
+        return Ok(());
+    }
+    // Others are worked on meanwhile, so it stands in a lane of its own.
+    for (ph, at) in [("b", card.done() - held), ("e", card.done())] {
+        events.push(&json!({
+            "ph": ph, "name": format!("held: {name}"), "cat": "held", "id": number, "pid": pid, "tid": pid,
+            "ts": micros(run, at), "args": {"item": card.item, "slot_wait_us": waited as f64 / 1e3},
+        }))?;
+    }
+    Ok(())
 }
 
 fn micros(run: &Run, at: u64) -> f64 {

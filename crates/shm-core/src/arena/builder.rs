@@ -189,7 +189,7 @@ impl Builder {
             demand_huge_pages(&pages)?;
         }
         if let Some(reason) = &pages.why_not {
-            tracing::warn!(reason, "the arena has no huge pages");
+            crate::say!(warn, reason, "the arena has no huge pages");
         }
         segment.commit(0, PAGE)?;
         let mut id = [0; 16];

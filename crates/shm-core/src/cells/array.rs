@@ -11,6 +11,39 @@ pub const PAYLOAD_WORDS: usize = 7;
 /// Bit of [`CellArray::closed`] that says no message is accepted any more.
 pub const CLOSED_FLAG: u64 = 1;
 
+/// The words of one cell.
+#[derive(Debug)]
+pub struct Cell<'a, M: Memory> {
+    /// Its control word.
+    pub word: &'a M::U64,
+    /// Its payload.
+    pub payload: &'a [M::U64; PAYLOAD_WORDS],
+}
+
+impl<M: Memory> Cell<'_, M> {
+    /// Writes the payload. Relaxed: the word's publication hands it on.
+    #[inline(always)]
+    pub(crate) fn write(&self, payload: &[u64; PAYLOAD_WORDS]) {
+        for (to, from) in self.payload.iter().zip(payload) {
+            to.store(*from, Relaxed);
+        }
+    }
+
+    /// Reads the payload. Relaxed: the acquire load of the word came before.
+    #[inline(always)]
+    pub(crate) fn read(&self) -> [u64; PAYLOAD_WORDS] {
+        self.payload.each_ref().map(|from| from.load(Relaxed))
+    }
+
+    /// As [`read`](Self::read), into a place, each word little endian.
+    #[inline(always)]
+    pub(crate) fn read_into(&self, place: &mut [u64; PAYLOAD_WORDS]) {
+        for (to, from) in place.iter_mut().zip(self.payload) {
+            *to = from.load(Relaxed).to_le();
+        }
+    }
+}
+
 /// Where the words of a queue lie.
 ///
 /// Cells, `tail` and `head` belong on cache lines of their own. `orphan_epoch` and `closed` are
@@ -26,6 +59,14 @@ pub trait CellArray {
     fn word(&self, index: u64) -> &<Self::M as Memory>::U64;
     /// The payload of a cell.
     fn payload(&self, index: u64) -> &[<Self::M as Memory>::U64; PAYLOAD_WORDS];
+    /// Both.
+    #[inline(always)]
+    fn cell(&self, index: u64) -> Cell<'_, Self::M> {
+        Cell {
+            word: self.word(index),
+            payload: self.payload(index),
+        }
+    }
     /// Hint: the next position to claim; never above the first FREE one.
     fn tail(&self) -> &<Self::M as Memory>::U64;
     /// Hint: the next position to take; never above the first one not taken.
@@ -49,9 +90,7 @@ pub(crate) fn write<A: CellArray>(cells: &A, pos: u64, payload: &[u64; PAYLOAD_W
     let ring = Ring {
         capacity: cells.capacity(),
     };
-    for (to, from) in cells.payload(ring.index(pos)).iter().zip(payload) {
-        to.store(*from, Relaxed);
-    }
+    cells.cell(ring.index(pos)).write(payload);
 }
 
 /// Reads a payload. Relaxed: the acquire load of the word came before.
@@ -60,10 +99,7 @@ pub(crate) fn read<A: CellArray>(cells: &A, pos: u64) -> [u64; PAYLOAD_WORDS] {
     let ring = Ring {
         capacity: cells.capacity(),
     };
-    cells
-        .payload(ring.index(pos))
-        .each_ref()
-        .map(|from| from.load(Relaxed))
+    cells.cell(ring.index(pos)).read()
 }
 
 /// As [`read`], into a place, each word little endian.
@@ -72,9 +108,7 @@ pub(crate) fn read_into<A: CellArray>(cells: &A, pos: u64, place: &mut [u64; PAY
     let ring = Ring {
         capacity: cells.capacity(),
     };
-    for (to, from) in place.iter_mut().zip(cells.payload(ring.index(pos))) {
-        *to = from.load(Relaxed).to_le();
-    }
+    cells.cell(ring.index(pos)).read_into(place);
 }
 
 /// How far `tail` is ahead of `head`.

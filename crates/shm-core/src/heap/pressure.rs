@@ -150,7 +150,11 @@ impl Inner {
         self.answered = asked;
         let bytes = self.trim(segment, me);
         if bytes > 0 {
-            tracing::debug!(bytes, "gave memory back because another process lacks it");
+            crate::say!(
+                debug,
+                bytes,
+                "gave memory back because another process lacks it"
+            );
         }
         crate::failpoint!("chunk.pressure.unanswered");
         if let Some(row) = Row::get(segment, me.row) {

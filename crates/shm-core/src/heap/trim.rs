@@ -69,7 +69,7 @@ pub(super) fn give_pages_back(chunks: &Chunks<'_>, me: Owner, chunk: u64) -> u64
         }
         Err(error) => {
             // Its pages stay; the next commit finds them there.
-            tracing::warn!(%error, "a free chunk keeps its memory");
+            crate::say!(warn, %error, "a free chunk keeps its memory");
             mark.store(committed, Ordering::Relaxed);
             0
         }

@@ -3,6 +3,9 @@
 //! A memfd has no name to find it by, but the processes that hold it show it in /proc, and /proc also opens it. A
 //! process that closed its descriptor still has the mapping; that alone says that the arena is there, and only a
 //! privileged process gets at it.
+//!
+//! Whoever takes part in an arena has it for writing. A look like this one has it for reading, for a moment: another that
+//! is made at the same time does not take it for a holder.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -11,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{OFlags, SealFlags, Stat, fcntl_get_seals, makedev, stat};
+use rustix::fs::{Mode, OFlags, SealFlags, Stat, fcntl_get_seals, lstat, makedev, stat};
 use rustix::io::Errno;
 
 use super::{Inspection, look};
@@ -33,7 +36,7 @@ pub struct Seen {
     pub strategy: &'static str,
     /// Its file; `None` for a memfd, and for a file whose name is gone.
     pub path: Option<PathBuf>,
-    /// The processes of this user that have it open or mapped, as far as /proc shows them, by pid.
+    /// The processes of this user that have it open or mapped for writing, as far as /proc shows them, by pid.
     pub holders: Vec<u32>,
     /// What is in it, or why that can't be told: it is somebody else's, of another version, or no arena at all.
     pub contents: Result<Inspection>,
@@ -84,7 +87,7 @@ pub fn find<P: AsRef<Path>>(directories: &[P]) -> Result<Vec<Seen>> {
 /// What has an arena's name in a directory; `None` if it went away meanwhile.
 fn named(path: PathBuf) -> Option<(Key, Seen)> {
     // Not followed: a link is none of our files, whatever it points to.
-    let key = key_of(&rustix::fs::lstat(&path).ok()?);
+    let key = key_of(&lstat(&path).ok()?);
     let opened = open_looked_at(&path, OFlags::NOFOLLOW, reading());
     if opened
         .as_ref()
@@ -117,7 +120,7 @@ fn opened_by(pid: u32, all: &mut BTreeMap<Key, Seen>) {
         let Ok(target) = fs::read_link(&link) else {
             continue;
         };
-        if !looks_like_ours(target.as_os_str().as_bytes()) {
+        if !looks_like_ours(target.as_os_str().as_bytes()) || !is_for_writing(&link) {
             continue;
         }
         let Ok(stat) = stat(&link) else { continue };
@@ -147,6 +150,11 @@ fn opened_by(pid: u32, all: &mut BTreeMap<Key, Seen>) {
         };
         all.insert(key_of(&stat), seen);
     }
+}
+
+/// Whether a descriptor was opened for writing: the link to it in /proc has that as its mode (`proc_pid_fd(5)`).
+fn is_for_writing(link: &Path) -> bool {
+    lstat(link).is_ok_and(|stat| Mode::from_raw_mode(stat.st_mode).contains(Mode::WUSR))
 }
 
 /// Looks at the mappings of a process, which stay when a descriptor was closed.
@@ -188,11 +196,15 @@ fn mapped_only(pid: u32, error: Error) -> Error {
     .because(error)
 }
 
-/// Range, file and name of a line of /proc/PID/maps: `from-to perms offset major:minor inode   name`.
+/// Range, file and name of a line of /proc/PID/maps: `from-to perms offset major:minor inode   name`; none of what is
+/// mapped for reading only.
 fn mapping(line: &[u8]) -> Option<(&str, Key, &[u8])> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');
     let range = std::str::from_utf8(fields.next()?).ok()?;
-    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    if !fields.next()?.contains(&b'w') {
+        return None;
+    }
+    let device = std::str::from_utf8(fields.nth(1)?).ok()?;
     let inode = std::str::from_utf8(fields.next()?).ok()?;
     let (major, minor) = device.split_once(':')?;
     let number = |digits| u32::from_str_radix(digits, 16).ok();
@@ -253,6 +265,7 @@ mod tests {
             &b""[..],
             b"7f0-7f9 rw-p 00000000 00:00 0 ",
             b"7f0-7f9 rw-p 0 xx:yy 3 /a",
+            b"7f0-7f9 r--s 00000000 00:01 1029   /memfd:tensormp (deleted)",
         ] {
             assert!(mapping(other).is_none_or(|(_, _, name)| !looks_like_ours(name)));
         }

@@ -7,6 +7,7 @@ use crate::layout::{ROW, ROWS_START, ROWS_STEP, WORD, row};
 use crate::participant::liveness::{self, Verdict};
 use crate::participant::lock::RowLocks;
 use crate::participant::table::{Life, RowState, tag_of, text_of};
+use crate::participant::task;
 use crate::reap;
 
 /// A row is looked at again when it changed hands meanwhile, so often.
@@ -100,7 +101,8 @@ fn judge(
         if state.life == Life::Free {
             return Ok(None);
         }
-        let mut found = occupant(locks, number, state, words);
+        let (task, counted) = task::read_copy(&words);
+        let mut found = occupant(locks, number, state, words, task);
         if header.earlier {
             found.member.verdict = Verdict::Dead;
             return Ok(Some(found));
@@ -108,7 +110,14 @@ fn judge(
         let mut again = [0; ROW_WORDS];
         reader.read(at, &mut again)?;
         if again[(row::STATE / WORD) as usize] == words[(row::STATE / WORD) as usize] {
-            return Ok(Some(found));
+            if again[counted] == words[counted] {
+                return Ok(Some(found));
+            }
+            if last {
+                // It is somebody who works on something else all the time.
+                found.member.task = String::new();
+                return Ok(Some(found));
+            }
         }
         if last {
             // People come and go all the time: somebody is there.
@@ -120,7 +129,13 @@ fn judge(
     Ok(None)
 }
 
-fn occupant(locks: &RowLocks, number: u16, state: RowState, words: [u64; ROW_WORDS]) -> Occupied {
+fn occupant(
+    locks: &RowLocks,
+    number: u16,
+    state: RowState,
+    words: [u64; ROW_WORDS],
+    task: String,
+) -> Occupied {
     let word = |field: u64| words[(field / WORD) as usize];
     let text = |field: u64, len: u64| {
         let start = (field / WORD) as usize;
@@ -148,7 +163,7 @@ fn occupant(locks: &RowLocks, number: u16, state: RowState, words: [u64; ROW_WOR
         pid: state.pid,
         pid_is_ours,
         name: text(row::NAME, row::NAME_WORDS),
-        task: text(row::TASK, row::TASK_WORDS),
+        task,
         verdict,
         leaving: word(row::LEAVING) == u64::from(state.epoch) + 1,
         blocks: 0,

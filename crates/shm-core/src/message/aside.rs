@@ -6,6 +6,7 @@ use std::any::Any;
 use smallvec::SmallVec;
 
 use super::{decode, scope};
+use crate::arena::Arena;
 use crate::error::{Error, Result};
 
 /// What a crate above keeps of a message while this thread writes it, from one handle to the next; see [`while_writing`].
@@ -34,6 +35,21 @@ impl<C: ?Sized> Default for Aside<C> {
 }
 
 impl<C: ?Sized> Aside<C> {
+    /// The companion that is the one sought, which is made where there is none.
+    fn found_or_made(
+        &mut self,
+        is_it: impl Fn(&C) -> bool,
+        make: impl FnOnce() -> Box<C>,
+    ) -> &mut C {
+        let companions = &mut self.companions;
+        let found = companions.iter().position(|one| is_it(one));
+        let at = found.unwrap_or_else(|| {
+            companions.push(make());
+            companions.len() - 1
+        });
+        &mut companions[at]
+    }
+
     /// The error, if there is one.
     #[cold]
     pub(super) fn into_error(self) -> Option<Error> {
@@ -55,19 +71,19 @@ impl Aside<dyn Companion> {
 /// For the `Serialize` of handles in crates above, which do something once for all of them in a message.
 pub fn while_writing<C: Companion + Default, R>(act: impl FnOnce(&mut C) -> R) -> Option<R> {
     scope::with_scope(|scope| {
-        let companions = &mut scope.aside.get_or_insert_default().companions;
-        let found = companions.iter().position(|one| {
-            let one: &dyn Any = one.as_ref();
-            one.is::<C>()
-        });
-        let at = found.unwrap_or_else(|| {
-            companions.push(Box::new(C::default()));
-            companions.len() - 1
-        });
-        let one: &mut dyn Any = companions[at].as_mut();
+        let aside = scope.aside.get_or_insert_default();
+        let is_it = |one: &dyn Companion| (one as &dyn Any).is::<C>();
+        let one: &mut dyn Any = aside.found_or_made(is_it, || Box::new(C::default()));
         one.downcast_mut().map(act)
     })
     .flatten()
+}
+
+/// Whether the message that this thread writes is for another arena than this one, or another participation in it: handles of
+/// this one cannot go into it. `None` outside of a message.
+#[must_use]
+pub fn is_for_another(arena: &Arena) -> Option<bool> {
+    scope::with_scope(|scope| !scope.is_for(arena))
 }
 
 /// Acts on what the message that this thread reads keeps of this type; the first time it is made. `None` outside of a
@@ -76,13 +92,9 @@ pub fn while_writing<C: Companion + Default, R>(act: impl FnOnce(&mut C) -> R) -
 /// For the `Deserialize` of handles in crates above, as [`while_writing`].
 pub fn while_reading<C: Any + Default, R>(act: impl FnOnce(&mut C) -> R) -> Option<R> {
     decode::with_scope(|scope| {
-        let companions = &mut scope.aside.get_or_insert_default().companions;
-        let found = companions.iter().position(|one| one.is::<C>());
-        let at = found.unwrap_or_else(|| {
-            companions.push(Box::new(C::default()));
-            companions.len() - 1
-        });
-        companions[at].downcast_mut().map(act)
+        let aside = scope.aside.get_or_insert_default();
+        let one = aside.found_or_made(<dyn Any>::is::<C>, || Box::new(C::default()));
+        one.downcast_mut().map(act)
     })
     .flatten()
 }

@@ -3,8 +3,9 @@
 //! It is as any other message with one handle, written without serde: its cell names the block, and five words are left.
 
 use super::decode::{Arrived, Incoming};
-use super::encode::{Outgoing, Pin, Pins};
+use super::encode::Outgoing;
 use super::parse::{FORM_BLOCK, What};
+use super::pins::{Pin, Pins};
 use crate::error::Result;
 use crate::held::Held;
 use crate::slots::META_WORDS;

@@ -78,11 +78,6 @@ impl Bytes {
         &mut self.near
     }
 
-    /// The payload that was read.
-    pub(crate) fn payload(&self) -> [u64; PAYLOAD_WORDS] {
-        self.near.map(u64::from_le)
-    }
-
     /// How long the body is, if the payload that was read is a message in its cell that refers to nothing; which most are.
     #[inline(always)]
     pub(crate) fn bare(&self) -> Option<usize> {

@@ -116,18 +116,33 @@ impl Incoming {
     /// As there.
     #[inline(always)]
     pub fn take_or<T: DeserializeOwned, E: From<Error>>(&mut self) -> Result<T, E> {
-        let Some(entries) = &mut self.entries else {
-            let value = decode_with(&mut [], &[], self.bytes.body());
-            self.bytes.clear();
-            return value;
+        self.take_as(std::any::type_name::<T>)
+    }
+
+    /// As [`take_or`](Self::take_or), for a value with something around it that is nobody's business: `name` is what errors
+    /// call it.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn take_as<T: DeserializeOwned, E: From<Error>>(
+        &mut self,
+        name: fn() -> &'static str,
+    ) -> Result<T, E> {
+        // Emptied by a guard, so that the value is made where the caller gets it.
+        let message = Emptied(self);
+        let entries = match &mut message.0.entries {
+            Some(Entries(entries)) => {
+                let first = entries.first().and_then(Option::as_ref);
+                if first.is_some_and(|entry| entry.what == What::Spill) {
+                    entries.remove(0);
+                }
+                entries.as_mut_slice()
+            }
+            None => &mut [],
         };
-        let first = entries.0.first().and_then(Option::as_ref);
-        if first.is_some_and(|entry| entry.what == What::Spill) {
-            entries.0.remove(0);
-        }
-        let value = decode_with(&mut entries.0, self.bytes.table(), self.bytes.body());
-        self.clear();
-        value
+        let bytes = &message.0.bytes;
+        decode_with(entries, bytes.table(), bytes.body(), name)
     }
 
     /// Releases what is left of it.
@@ -166,12 +181,23 @@ impl Incoming {
     }
 }
 
+/// A message of which nothing is left when this is dropped.
+struct Emptied<'a>(&'a mut Incoming);
+
+impl Drop for Emptied<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.clear();
+    }
+}
+
 /// Reads a value of a body and these handles, of which those that were not taken are left.
 #[inline(always)]
 pub(super) fn decode_with<T: DeserializeOwned, E: From<Error>>(
     entries: &mut [Option<Arrived>],
     table: &[u8],
     body: &[u8],
+    name: fn() -> &'static str,
 ) -> Result<T, E> {
     let aside = None;
     let mut scope = DecodeScope {
@@ -183,17 +209,15 @@ pub(super) fn decode_with<T: DeserializeOwned, E: From<Error>>(
     let mut deserializer = postcard::Deserializer::from_bytes(body);
     let outcome = T::deserialize(&mut deserializer);
     drop(guard);
-    match outcome {
-        Ok(value) => {
-            let rest = deserializer.finalize().unwrap_or(&[]);
-            if rest.is_empty() && scope.entries.iter().all(Option::is_none) {
-                return Ok(value);
-            }
+    if outcome.is_ok() {
+        let rest = deserializer.finalize().unwrap_or(&[]);
+        if !rest.is_empty() || scope.entries.iter().any(Option::is_some) {
             let left = scope.entries.iter().flatten().count();
-            Err(left_over(std::any::type_name::<T>(), left, rest).into())
+            return Err(left_over(name(), left, rest).into());
         }
-        Err(cause) => Err(unreadable(std::any::type_name::<T>(), scope.aside, cause).into()),
     }
+    // The value is moved once, and not in and out of the look above.
+    outcome.map_err(|cause| unreadable(name(), scope.aside, cause).into())
 }
 
 #[cold]
@@ -214,10 +238,15 @@ fn unreadable(
     cause: postcard::Error,
 ) -> Error {
     aside.and_then(|aside| aside.into_error()).unwrap_or_else(|| {
+        // Postcard keeps nothing of what a `Deserialize` says when it refuses.
+        let said = match &cause {
+            postcard::Error::SerdeDeCustom => "its `Deserialize` refuses what it says".to_owned(),
+            cause => cause.to_string(),
+        };
         Error::new(
             ErrorKind::Decode,
             format!(
-                "a message could not be read as {type_name}: {cause}; sender and receiver must use the same type, and postcard has no `skip_serializing_if`, `flatten` or untagged enums"
+                "a message could not be read as {type_name}: {said}; sender and receiver must use the same type, and postcard has no `skip_serializing_if`, `flatten` or untagged enums"
             ),
         )
         .because(cause)

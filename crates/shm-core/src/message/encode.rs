@@ -1,7 +1,7 @@
 //! Making a message of a value: serialize, drop the value, look whether what is exclusive is really gone.
 
+use core::any::type_name;
 use core::fmt;
-use core::sync::atomic::Ordering;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,66 +13,15 @@ use super::draft::{Append, Draft};
 use super::parse::{
     Entry, FEW, FORM_SPILLED, HANDLES_MAX, What, malformed, parse_inline, parse_spilled,
 };
+use super::pins::{Pin, Pins, SPILL_HEADER};
 use super::scope::{self, EncodeScope, head};
-use super::strict::Whole;
+use super::strict::{Whole, unwritable};
 use crate::arena::Arena;
 use crate::cells::PAYLOAD_WORDS;
 use crate::error::{Error, ErrorKind, Result};
-use crate::held::{self, Held};
-use crate::layout::{LINE, counted};
 use crate::line::Mode;
 use crate::object::Object;
 use crate::storage::{self, Storage};
-
-/// A reference on its way out, still held by this process.
-#[derive(Debug)]
-pub(crate) struct Pin {
-    pub(crate) held: Held,
-    pub(crate) what: What,
-}
-
-impl Pin {
-    /// What the header of its block says now.
-    fn mode(&self) -> Option<Mode> {
-        let meta = self
-            .held
-            .arena()
-            .segment()
-            .word(self.held.line * LINE + counted::META)
-            .load(Ordering::Acquire);
-        Mode::from_meta(meta)
-    }
-}
-
-/// The references of a message.
-///
-/// Dropped in order: ends and slots lie in the block of their object, which may be gone with its last handle.
-#[derive(Debug, Default)]
-pub(crate) struct Pins(pub(crate) SmallVec<[Pin; FEW]>);
-
-impl Pins {
-    pub(crate) fn take(&mut self) -> SmallVec<[Pin; FEW]> {
-        std::mem::take(&mut self.0)
-    }
-}
-
-impl std::ops::Deref for Pins {
-    type Target = [Pin];
-
-    #[inline]
-    fn deref(&self) -> &[Pin] {
-        &self.0
-    }
-}
-
-impl Drop for Pins {
-    #[inline]
-    fn drop(&mut self) {
-        if !self.0.is_empty() {
-            self.0.retain(|pin| !pin.what.is_in_object());
-        }
-    }
-}
 
 /// An encoded message that was not sent yet. Dropping it releases what it holds. The default is an empty one, which cannot
 /// be sent.
@@ -97,10 +46,7 @@ impl<T> fmt::Debug for EncodeError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EncodeError")
             .field("error", &self.error)
-            .field(
-                "value",
-                &self.value.as_ref().map(|_| std::any::type_name::<T>()),
-            )
+            .field("value", &self.value.as_ref().map(|_| type_name::<T>()))
             .finish()
     }
 }
@@ -143,6 +89,7 @@ pub fn encode<T: Serialize>(arena: &Arena, value: T) -> Result<Outgoing, EncodeE
 
 /// The bytes of a value in which nothing of an arena is; `None` if something is, or postcard cannot say it: then
 /// [`encode`] sends it, or tells why not. Needs no arena.
+#[inline]
 pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
     // Outside of a scope, what is of an arena refuses to be written.
     let _guard = scope::outside();
@@ -154,11 +101,8 @@ pub fn plain<T: Serialize>(value: &T) -> Option<Vec<u8>> {
 /// # Errors
 /// `Decode` when the type does not read what was written.
 pub fn read_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    decode_with(&mut [], &[], bytes)
+    decode_with(&mut [], &[], bytes, type_name::<T>)
 }
-
-/// Bytes in front of table and body in a block.
-const SPILL_HEADER: usize = 24;
 
 /// A block for a message of so many handles, if it needs one.
 #[inline]
@@ -175,18 +119,6 @@ fn spill_for(arena: &Arena, handles: usize, draft: &Draft<'_>) -> Result<Option<
     Storage::allocate(arena, SPILL_HEADER + bytes, Mode::Message).map(Some)
 }
 
-/// Why postcard could not write it.
-#[cold]
-fn unwritable(type_name: &str, cause: postcard::Error) -> Error {
-    Error::new(
-        ErrorKind::Encode,
-        format!(
-            "{type_name} could not be written: {cause}; messages are postcard, which has no `flatten`, no untagged enums and needs the length of a sequence beforehand"
-        ),
-    )
-    .because(cause)
-}
-
 impl Outgoing {
     /// As the function [`encode`], in place: to have the message where it is sent from, without a move. What was there is
     /// gone.
@@ -195,10 +127,44 @@ impl Outgoing {
     /// As there; the message is empty then.
     #[inline]
     pub fn encode<T: Serialize>(&mut self, arena: &Arena, value: T) -> Result<(), EncodeError<T>> {
-        let whole = |error, value| Err(EncodeError { error, value });
-        if let Err(error) = arena.check_not_forked("sending a message") {
-            return whole(error, Some(value));
-        }
+        self.encode_as(arena, value, type_name::<T>)
+    }
+
+    /// As [`encode`](Self::encode), for a value beside a head that is nobody's business: `name` is what errors call it.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn encode_as<T: Serialize>(
+        &mut self,
+        arena: &Arena,
+        value: T,
+        name: fn() -> &'static str,
+    ) -> Result<(), EncodeError<T>> {
+        let mut value = Some(value);
+        self.encode_from(arena, &mut value, name)
+            .map_err(|error| EncodeError { error, value })
+    }
+
+    /// As [`encode_as`](Self::encode_as), of the value in a place of the caller's, where it is dropped: to move a tensor to
+    /// where it is dropped costs as much as to write it. After an error it is there where it is still whole.
+    ///
+    /// # Errors
+    /// As there; `Encode` for an empty place.
+    #[inline]
+    pub fn encode_from<T: Serialize>(
+        &mut self,
+        arena: &Arena,
+        place: &mut Option<T>,
+        name: fn() -> &'static str,
+    ) -> Result<()> {
+        arena.check_not_forked("sending a message")?;
+        let Some(value) = place else {
+            return Err(Error::new(
+                ErrorKind::Encode,
+                "a message was to be made of a value that is not there",
+            ));
+        };
         self.spend();
         if !self.pins.is_empty() {
             self.pins = Pins::default();
@@ -209,128 +175,35 @@ impl Outgoing {
         let mut serializer = postcard::Serializer {
             output: Append(&mut draft),
         };
-        let outcome = Whole(&value).serialize(&mut serializer);
+        let outcome = Whole(&*value).serialize(&mut serializer);
         drop(guard);
         if let Err(cause) = outcome {
-            let error = scope
-                .aside
-                .and_then(|aside| aside.into_error())
-                .unwrap_or_else(|| unwritable(std::any::type_name::<T>(), cause));
-            return whole(error, Some(value));
+            let error = scope.aside.and_then(|aside| aside.into_error());
+            return Err(error.unwrap_or_else(|| unwritable(name(), cause)));
         }
         if scope.is_empty() {
             if draft.finish().is_ok() {
                 // There is nothing in it to drop, which takes longer to find out than most of the rest.
                 std::mem::forget(scope);
+                *place = None;
                 return Ok(());
             }
         } else {
             if let Some(error) = scope.take_error() {
-                return whole(error, Some(value));
+                return Err(error);
             }
             draft.add_table(&scope.table, scope.pins.len());
         }
         // While there is still a value to give back.
-        let spill = match spill_for(arena, scope.pins.len(), &draft) {
-            Ok(spill) => spill,
-            Err(error) => return whole(error, Some(value)),
-        };
-        if let Err(error) = scope.finish() {
-            return whole(error, Some(value));
-        }
+        let spill = spill_for(arena, scope.pins.len(), &draft)?;
+        scope.finish()?;
         self.pins = scope.pins;
-        drop(value);
-        match self.pins.finish(&mut draft, spill) {
-            Ok(()) => Ok(()),
-            Err(error) => whole(error, None),
-        }
+        *place = None;
+        self.pins.finish(&mut draft, spill)
     }
-}
-
-impl Pins {
-    /// Checks that exclusive handles are really gone, and lays the message out.
-    #[inline(never)]
-    fn finish(&mut self, draft: &mut Draft<'_>, spill: Option<Storage>) -> Result<()> {
-        let laid_out = self.lay_out(draft, spill);
-        if laid_out.is_err() {
-            *self = Self::default();
-        }
-        laid_out
-    }
-
-    fn lay_out(&mut self, draft: &mut Draft<'_>, spill: Option<Storage>) -> Result<()> {
-        for pin in self.iter().filter(|pin| pin.what.is_exclusive()) {
-            // Besides the handle itself: code that still had it while it was serialized may have frozen it since, and
-            // sent it elsewhere.
-            let is_still = pin.what == What::ExclusiveEnd || pin.mode() == Some(Mode::Exclusive);
-            if !is_still || !pin.held.is_sole() {
-                return Err(still_held(pin));
-            }
-        }
-        let Err((table, body)) = draft.finish() else {
-            return Ok(());
-        };
-        let Some(spill) = spill else {
-            return Err(Error::new(
-                ErrorKind::Encode,
-                "a message that is too long for a cell has no block",
-            ));
-        };
-        let mut header = [0; SPILL_HEADER];
-        header[0..8].copy_from_slice(&(self.len() as u64).to_le_bytes());
-        header[8..16].copy_from_slice(&(table.len() as u64).to_le_bytes());
-        header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
-        let length = header.len() + table.len() + body.len();
-        spill.write_bytes(0, &header);
-        spill.write_bytes(header.len(), table);
-        spill.write_bytes(header.len() + table.len(), body);
-        let held = spill.into_held();
-        draft.finish_as([
-            FORM_SPILLED.into(),
-            held.line,
-            held.generation,
-            length as u64,
-            0,
-            0,
-            0,
-        ]);
-        let what = What::Spill;
-        self.0.insert(0, Pin { held, what });
-        Ok(())
-    }
-}
-
-#[cold]
-fn still_held(pin: &Pin) -> Error {
-    let (local, line) = pin.held.counts();
-    let who = if line.generation != pin.held.generation || line.count == 0 {
-        return held::stale(pin.held.line, pin.held.generation);
-    } else if local > 1 {
-        format!(
-            "that occurs twice in it, or that this process still holds elsewhere (in an Arc, say): it has {local} handles"
-        )
-    } else if line.count > 1 {
-        format!("to which others have {} references", line.count - 1)
-    } else {
-        "that was frozen or aliased while it was being sent".to_owned()
-    };
-    Error::new(
-        ErrorKind::StillHeld,
-        format!(
-            "the message holds an exclusive tensor (or lane end) {who}; nothing was sent. Send the tensor itself, or `freeze()` it and send clones"
-        ),
-    )
 }
 
 impl Outgoing {
-    /// Drops it, quickly where there is nothing to drop: of most that were put there is not.
-    #[inline]
-    pub fn finish(self) {
-        if self.pins.0.is_empty() && !self.pins.0.spilled() {
-            std::mem::forget(self);
-        }
-    }
-
     /// Whether it was put: its references are in the queue then, and what is left is nothing.
     #[inline]
     pub(crate) fn is_spent(&self) -> bool {
@@ -383,7 +256,14 @@ impl Outgoing {
                 })
             })
             .collect();
-        decode_with(&mut taken.0, view.bytes.table(), view.bytes.body())
+        let (table, body) = (view.bytes.table(), view.bytes.body());
+        decode_with(&mut taken.0, table, body, type_name::<T>)
+    }
+
+    /// As [`decode`](Self::decode), out of its place, if that is possible. The message is empty afterwards.
+    #[cold]
+    pub fn take_back<T: DeserializeOwned>(&mut self) -> Option<T> {
+        std::mem::take(self).decode().ok()
     }
 
     /// One more message like this one, holding references of its own.

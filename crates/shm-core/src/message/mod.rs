@@ -12,25 +12,28 @@ mod bytes;
 mod decode;
 mod draft;
 mod encode;
+mod outlive;
 mod parse;
+mod pins;
 mod reach;
 mod scope;
 mod serde;
 mod strict;
 
-pub use aside::{Companion, while_reading, while_writing};
+pub use aside::{Companion, is_for_another, while_reading, while_writing};
 pub use block::Block;
 pub use decode::Incoming;
 pub(crate) use decode::{Arrived, Entries};
-pub(crate) use encode::Pin;
-#[cfg(test)]
-pub(crate) use encode::Pins;
 pub use encode::{EncodeError, Outgoing, encode, plain, read_plain};
+pub use outlive::{is_outliving, outliving};
 pub(crate) use parse::What;
 pub(crate) use parse::names;
 pub(crate) use parse::{
     Entry, FEW, FORM_BLOCK, FORM_INLINE, FORM_SLOT, FORM_SPILLED, Parsed, parse, parse_into,
 };
+pub(crate) use pins::Pin;
+#[cfg(test)]
+pub(crate) use pins::Pins;
 pub(crate) use serde::{deserialize_slots, deserialize_tensor, serialize_slots, serialize_tensor};
 pub use serde::{refuse, refuse_because, refuse_to_write};
 

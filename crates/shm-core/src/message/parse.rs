@@ -199,14 +199,19 @@ fn parse_table(table: &[u8], count: usize, entries: &mut SmallVec<[Entry; FEW]>)
     }
 }
 
-#[inline]
 pub(super) fn parse_inline(
     payload: &[u64; PAYLOAD_WORDS],
     entries: &mut SmallVec<[Entry; FEW]>,
     out: &mut Bytes,
 ) -> Result<()> {
     out.near = payload.map(u64::to_le);
-    let [form, count, table, body, ..] = payload[0].to_le_bytes();
+    parse_near(entries, out)
+}
+
+/// As [`parse_inline`], of the payload that was read into `out`.
+#[inline]
+fn parse_near(entries: &mut SmallVec<[Entry; FEW]>, out: &mut Bytes) -> Result<()> {
+    let [form, count, table, body, ..] = u64::from_le(out.near[0]).to_le_bytes();
     let (count, table, body) = (usize::from(count), usize::from(table), usize::from(body));
     if form != FORM_INLINE || table + body > INLINE {
         return Err(malformed("its lengths do not fit its cell"));
@@ -249,7 +254,8 @@ pub(crate) struct Parsed {
 /// Takes a payload apart. The references it names are the message's own while its cell holds it.
 pub(crate) fn parse(arena: &Arena, payload: &[u64; PAYLOAD_WORDS]) -> Result<Parsed> {
     let mut parsed = Parsed::default();
-    parse_into(arena, payload, &mut parsed.entries, &mut parsed.bytes)?;
+    parsed.bytes.near = payload.map(u64::to_le);
+    parse_into(arena, &mut parsed.entries, &mut parsed.bytes)?;
     Ok(parsed)
 }
 
@@ -280,27 +286,26 @@ pub(crate) fn names(
             .any(|entry| (entry.line, entry.generation) == (line, generation))
 }
 
-/// As [`parse`], into what is empty: a message is larger than what most have to say, and moving it costs more than reading
-/// it. After an error there may be something in them.
+/// As [`parse`], of the payload that was read into `out`: a message is larger than what most have to say, and moving it
+/// costs more than reading it. After an error there may be something in them.
 pub(crate) fn parse_into(
     arena: &Arena,
-    payload: &[u64; PAYLOAD_WORDS],
     entries: &mut SmallVec<[Entry; FEW]>,
     out: &mut Bytes,
 ) -> Result<()> {
-    match payload[0] as u8 {
-        FORM_INLINE => parse_inline(payload, entries, out)?,
+    let [first, second, third, fourth, ..] = out.near.each_ref().map(|word| u64::from_le(*word));
+    match first as u8 {
+        FORM_INLINE => parse_near(entries, out)?,
         FORM_SPILLED => {
             let mut spill = Entry {
                 what: What::Spill,
-                line: payload[1],
-                generation: payload[2],
+                line: second,
+                generation: third,
                 extra: Extra::default(),
                 place: Place::default(),
             };
             check(arena, &mut spill)?;
-            let length =
-                usize::try_from(payload[3]).map_err(|_| malformed("a length is too large"))?;
+            let length = usize::try_from(fourth).map_err(|_| malformed("a length is too large"))?;
             let bytes = Storage::read_foreign(arena, spill.line, length)
                 .ok_or_else(|| malformed("it is longer than its block"))?;
             entries.push(spill);
@@ -308,18 +313,17 @@ pub(crate) fn parse_into(
         }
         FORM_SLOT => entries.push(Entry {
             what: What::Slot,
-            line: payload[0] >> 8,
-            generation: payload[1],
+            line: first >> 8,
+            generation: second,
             extra: Extra::default(),
             place: Place::default(),
         }),
         FORM_BLOCK => {
-            out.near = payload.map(u64::to_le);
             out.body = BESIDE_BLOCK;
             entries.push(Entry {
                 what: What::Shared,
-                line: payload[0] >> 8,
-                generation: payload[1],
+                line: first >> 8,
+                generation: second,
                 extra: Extra::default(),
                 place: Place::default(),
             });

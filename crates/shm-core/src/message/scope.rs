@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 
 use super::aside::{Aside, Companion};
-use super::encode::{Pin, Pins};
 use super::parse::{INLINE, What};
+use super::pins::{Pin, Pins};
 use super::reach::{self, Guard, Reach, Scope};
 use crate::arena::Arena;
 use crate::error::{Error, Result};

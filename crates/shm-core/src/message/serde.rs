@@ -3,8 +3,8 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::decode::{self, Arrived};
-use super::encode::Pin;
 use super::parse::{What, malformed};
+use super::pins::Pin;
 use super::scope;
 use crate::error::{Error, ErrorKind, Result};
 use crate::held::Held;
@@ -57,10 +57,7 @@ fn deserialize_handle<'de, D: Deserializer<'de>>(
     deserializer: D,
     wanted: &[What],
 ) -> Result<Held, D::Error> {
-    match take_handle(index(deserializer)?, wanted, |_| Ok(())) {
-        Ok((held, _)) => Ok(held),
-        Err(error) => Err(refuse(error)),
-    }
+    take_handle(index(deserializer)?, wanted, |_| Ok(()), |held, _| Ok(held)).map_err(refuse)
 }
 
 /// Which handle of the message that is being read.
@@ -73,30 +70,36 @@ fn index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     u32::deserialize(deserializer)
 }
 
-/// Takes a handle out of the message that is being read, once `read` has read what else it says.
-#[inline]
-fn take_handle(
+/// Takes a handle out of the message that is being read, once `read` has read what else it says, for `make` to make
+/// something of: it is gone from there in any case.
+#[inline(always)]
+fn take_handle<R>(
     index: u32,
     wanted: &[What],
     read: impl FnOnce(&[u8]) -> Result<(), Error>,
-) -> Result<(Held, Place), Error> {
+    make: impl FnOnce(Held, Place) -> Result<R, Error>,
+) -> Result<R, Error> {
     let found = decode::with_scope(|scope| {
-        let entry = scope.entries.get_mut(index as usize);
-        let Some(Arrived {
-            held,
-            what,
-            extra,
-            place,
-        }) = entry.and_then(Option::take)
-        else {
+        let Some(entry) = scope.entries.get_mut(index as usize) else {
             return Err(missing());
         };
-        if !wanted.contains(&what) {
-            let wanted = wanted.first().map_or("nothing", |what| what.name());
-            return Err(Error::wrong_mode(what.name(), wanted));
+        // Looked at where it lies, since to move it takes longer.
+        if let Some(Arrived { what, extra, .. }) = entry {
+            let fits = if wanted.contains(what) {
+                read(extra.of(scope.table))
+            } else {
+                let wanted = wanted.first().map_or("nothing", |what| what.name());
+                Err(Error::wrong_mode(what.name(), wanted))
+            };
+            if let Err(error) = fits {
+                *entry = None;
+                return Err(error);
+            }
         }
-        read(extra.of(scope.table))?;
-        Ok((held, place))
+        match entry.take() {
+            Some(Arrived { held, place, .. }) => make(held, place),
+            None => Err(missing()),
+        }
     });
     found.unwrap_or_else(|| Err(missing()))
 }
@@ -123,35 +126,29 @@ pub(crate) fn serialize_tensor<S: Serializer>(
 }
 
 /// Takes a tensor out of the message that is being read: what `make` makes of its storage and its geometry, which it must
-/// check against each other. Everything at once, in one function for all formats: a geometry has some 150 bytes, and to
-/// move it from one caller to the next costs as much as reading it.
+/// check against each other. A geometry has some 150 bytes, and to move it from one caller to the next costs more than
+/// reading it: so it is read in its place, and `make` answers what the caller answers.
 #[inline]
 pub(crate) fn deserialize_tensor<'de, D: Deserializer<'de>, R>(
     deserializer: D,
-    make: impl FnOnce(Storage, Geometry) -> Result<R, Error>,
+    make: impl FnOnce(Storage, &Geometry) -> Result<R, D::Error>,
 ) -> Result<R, D::Error> {
-    let index = index(deserializer)?;
-    match tensor(index, make) {
-        Ok(made) => Ok(made),
-        Err(error) => Err(refuse(error)),
-    }
+    let mut geometry = Geometry::SCALAR;
+    let storage = tensor(index(deserializer)?, &mut geometry).map_err(refuse)?;
+    make(storage, &geometry)
 }
 
 #[inline]
-fn tensor<R>(
-    index: u32,
-    make: impl FnOnce(Storage, Geometry) -> Result<R, Error>,
-) -> Result<R, Error> {
-    let mut geometry = Geometry::SCALAR;
+fn tensor(index: u32, geometry: &mut Geometry) -> Result<Storage, Error> {
     let kinds = [What::Exclusive, What::Shared, What::Aliased];
-    let (held, place) = take_handle(index, &kinds, |extra| {
+    let read = |extra: &[u8]| {
         let used = geometry.read(extra)?;
         if used != extra.len() {
             return Err(malformed("a geometry is longer than it says"));
         }
         Ok(())
-    })?;
-    make(Storage::placed(held, place)?, geometry)
+    };
+    take_handle(index, &kinds, read, Storage::placed)
 }
 
 /// Why what arrived does not fit, as serde wants it: for the `Deserialize` of handles, in this crate and above. Whoever

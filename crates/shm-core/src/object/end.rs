@@ -144,8 +144,10 @@ impl LaneEnd {
 
     /// Frees the cell of the message that was read last, if nobody has yet: before the next is looked for, and before
     /// the end becomes somebody else's, who would read it again.
+    ///
+    /// Looking for the next one does it, too; whoever is going to wait for that can do it before.
     #[inline]
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         if let Some(pos) = self.unreleased.load(Ordering::Relaxed).checked_sub(1) {
             self.unreleased.store(0, Ordering::Relaxed);
             if Lane(self.end.object.messages(0)).release_once(pos) {

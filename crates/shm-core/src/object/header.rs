@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::panic::Location;
 
+use super::array::HEADER_WORDS;
 use super::{Array, Object, Placed};
 use crate::arena::Arena;
 use crate::error::{Error, ErrorKind, Result};
@@ -38,6 +39,8 @@ pub enum ObjectKind {
     DeviceMemory,
     /// What a process lends to those who use its device memory: events, and where it can be asked.
     DeviceStation,
+    /// What a process's streams of devices wait for, to be read by others.
+    DeviceStreams,
     /// The names of an arena.
     Names,
     /// A value that has a name.
@@ -58,6 +61,7 @@ impl ObjectKind {
             Self::Condvar => 9,
             Self::DeviceMemory => 10,
             Self::DeviceStation => 11,
+            Self::DeviceStreams => 12,
             Self::Names => 32,
             Self::Published => 33,
         }
@@ -76,6 +80,7 @@ impl ObjectKind {
             9 => Self::Condvar,
             10 => Self::DeviceMemory,
             11 => Self::DeviceStation,
+            12 => Self::DeviceStreams,
             32 => Self::Names,
             33 => Self::Published,
             _ => return None,
@@ -95,6 +100,7 @@ impl ObjectKind {
             Self::Condvar => "condition variable",
             Self::DeviceMemory => "device memory",
             Self::DeviceStation => "device station",
+            Self::DeviceStreams => "device streams",
             Self::Names => "table of names",
             Self::Published => "published value",
         }
@@ -102,6 +108,16 @@ impl ObjectKind {
 }
 
 impl Object {
+    /// The handle of the object that is at `line` now, if there is one.
+    pub(crate) fn current_handle(arena: &Arena, line: u64) -> Option<[u64; 2]> {
+        let segment = arena.segment();
+        heap::locate(segment, line)?;
+        // Acquire: as in `open`, which looks at both again.
+        let word = |at| segment.word(line * LINE + at).load(Ordering::Acquire);
+        let generation = Counted::from_word(word(counted::WORD)).generation;
+        held::is_object(word(counted::META)).then_some([line, generation])
+    }
+
     /// What a wait for one of its events waits for, in words.
     pub(crate) fn awaited(&self, event: u64) -> String {
         let what = match (self.kind(), event) {
@@ -251,10 +267,7 @@ impl Object {
         if user_words > (span.capacity - object::USER) / WORD {
             return Err(damaged());
         }
-        let mut arrays = [Placed {
-            array: Array::None,
-            first: 0,
-        }; object::ARRAY_COUNT as usize];
+        let mut arrays = [Placed::NONE; object::ARRAY_COUNT as usize];
         for (index, placed) in arrays.iter_mut().enumerate() {
             let descriptor = span.data + object::ARRAYS + index as u64 * object::ARRAY;
             let head = segment.word(descriptor).load(Ordering::Acquire);
@@ -274,15 +287,17 @@ impl Object {
             if array != Array::None && (count == 0 || !fits || !first.is_multiple_of(LINE)) {
                 return Err(damaged());
             }
-            *placed = Placed {
-                array,
-                first: span.data.saturating_add(first),
-            };
+            let first = span.data.saturating_add(first);
+            *placed = Placed::at(segment, array, first).ok_or_else(damaged)?;
         }
+        let head = segment
+            .extent(span.data, HEADER_WORDS as u64)
+            .ok_or_else(damaged)?;
         Ok(Self {
             held,
             kind,
             base: span.data,
+            head,
             user_words,
             arrays,
         })

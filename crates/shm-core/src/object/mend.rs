@@ -115,7 +115,7 @@ pub(crate) fn empty(arena: &Arena, line: u64, generation: u64) {
             }
             drop(object);
         }
-        Err(error) => tracing::warn!(%error, "an object cannot be emptied"),
+        Err(error) => crate::say!(warn, %error, "an object cannot be emptied"),
     }
     if held.is_locally_unique() {
         held.give_back_at_once();

@@ -20,7 +20,7 @@ use crate::line::Counted;
 use crate::participant::table::read_text;
 use crate::permits::Permits;
 use crate::prefetch::prefetch_for_writing;
-use crate::segment::Segment;
+use crate::segment::{Extent, Segment};
 use crate::sync::Shared;
 use crate::vigil::Place;
 
@@ -31,8 +31,9 @@ mod mend;
 
 pub(crate) use array::ArrayRef;
 pub(crate) use array::Placed;
-use array::Watched;
 pub use array::{Array, Lookout};
+use array::{HEADER_WORDS, Watched};
+pub(crate) use array::{apart, place};
 pub use end::{End, LaneEnd};
 pub use header::ObjectKind;
 pub(crate) use mend::{
@@ -45,6 +46,8 @@ pub struct Object {
     pub(crate) held: Held,
     kind: ObjectKind,
     base: u64,
+    /// The words in front of all arrays.
+    head: Extent,
     user_words: u64,
     arrays: [Placed; object::ARRAY_COUNT as usize],
 }
@@ -206,6 +209,7 @@ impl Object {
             Some(&Placed {
                 array: Array::Permits { count },
                 first,
+                ..
             }) => self.arena().segment().words_at(first, count.into()),
             _ => None,
         };
@@ -215,11 +219,15 @@ impl Object {
     /// What to look at while waiting for a message in array `index`.
     #[must_use]
     pub fn lookout(&self, index: usize) -> Lookout<'_> {
-        Lookout(match self.array(index) {
+        let watched = match self.array(index) {
             Array::Cells { .. } => Watched::Cells(Cells(self.messages(index))),
             Array::Lane { .. } => Watched::Lane(Lane(self.messages(index))),
             Array::None | Array::Slots { .. } | Array::Permits { .. } => Watched::Nothing,
-        })
+        };
+        Lookout {
+            watched,
+            segment: self.arena().segment(),
+        }
     }
 
     /// Brings the cell that the next message goes into nearer, which the other side has touched last: while the message is
@@ -237,20 +245,23 @@ impl Object {
     /// Array `index` as the algorithms see it; of no cells if it is no array of cells.
     #[inline(always)]
     pub(crate) fn messages(&self, index: usize) -> ArrayRef<'_> {
-        let segment = self.arena().segment();
-        let (capacity, first) = match self.arrays.get(index) {
-            Some(&Placed {
-                array: Array::Cells { capacity } | Array::Lane { capacity },
-                first,
-            }) => (u64::from(capacity), first),
-            _ => (0, self.base),
-        };
+        let placed = self.arrays.get(index).unwrap_or(&Placed::NONE);
         ArrayRef {
-            cells: segment.words_at(first, capacity * 8).unwrap_or(&[]),
-            header: segment.block_at(self.base),
+            cells: self.arena().segment().words_in(placed.words),
+            header: self.head(),
             index,
-            capacity,
-            first,
+            capacity: placed.capacity,
+            first: placed.first,
+            apart: placed.apart,
+        }
+    }
+
+    /// The object's own words, in front of all arrays.
+    #[inline(always)]
+    fn head(&self) -> &[AtomicU64; HEADER_WORDS] {
+        match self.arena().segment().words_in(self.head).first_chunk() {
+            Some(words) => words,
+            None => unreachable!("the extent has that many words"),
         }
     }
 
@@ -409,11 +420,9 @@ impl Object {
     #[must_use]
     #[inline]
     pub fn end_count(&self, index: u64) -> u64 {
-        let word = self
-            .arena()
-            .segment()
-            .word(self.end_line(index) * LINE)
-            .load(Ordering::Acquire);
+        assert!(index < 2, "an object has two ends");
+        let end = (object::ENDS + index * LINE) / WORD;
+        let word = self.head()[end as usize].load(Ordering::Acquire);
         Counted::from_word(word).count
     }
 
@@ -425,32 +434,6 @@ impl Object {
             self.base + object::SITE,
             object::SITE_WORDS,
         )
-    }
-
-    /// Ties an array of slots to the block that is their memory. `false` if it has one already.
-    pub(crate) fn bind_memory(&self, array: usize, memory: (u64, u64)) -> bool {
-        let [line, generation] = self.memory_words(array);
-        let bound = generation
-            .compare_exchange(0, memory.1 + 1, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok();
-        if bound {
-            line.store(memory.0, Ordering::Release);
-        }
-        bound
-    }
-
-    /// Whether that block is the memory of an array of slots.
-    pub(crate) fn has_memory(&self, array: usize, memory: (u64, u64)) -> bool {
-        let [line, generation] = self.memory_words(array);
-        (
-            line.load(Ordering::Acquire),
-            generation.load(Ordering::Acquire),
-        ) == (memory.0, memory.1 + 1)
-    }
-
-    fn memory_words(&self, array: usize) -> [&AtomicU64; 2] {
-        let descriptor = object::ARRAYS + array as u64 * object::ARRAY;
-        [2, 3].map(|word| self.header(descriptor + word * WORD))
     }
 
     pub(crate) fn header(&self, field: u64) -> &AtomicU64 {

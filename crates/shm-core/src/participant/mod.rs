@@ -4,3 +4,4 @@ pub mod liveness;
 pub mod lock;
 pub mod record;
 pub(crate) mod table;
+pub(crate) mod task;

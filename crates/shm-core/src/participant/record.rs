@@ -1,13 +1,19 @@
 //! The flight recorder: what a participant was doing, readable after it was killed.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
+
+use parking_lot::Mutex;
 
 use super::table::Row;
+use super::task;
 use crate::arena::Arena;
 use crate::cells::Owner;
 use crate::clock::now_ns;
 use crate::layout::{LINE, row};
 use crate::object::Object;
+
+/// Of threads that say at once what they work on, one after the other does.
+static TASK: Mutex<()> = Mutex::new(());
 
 /// Writes this process's own flight recorder.
 #[derive(Debug)]
@@ -31,14 +37,17 @@ impl Recorder<'_> {
         }
     }
 
-    /// What the process works on now, up to 120 bytes.
+    /// What the process works on now, up to 120 bytes. Whoever reads it after this process has ended finds the last text
+    /// that was written whole, also if it was killed meanwhile.
     pub fn set_task(&self, task: &str) {
+        // Before the lock, which a fork may find taken by a thread that it does not have.
         if let Some(row) = self.row() {
-            row.write_text(row::TASK, row::TASK_WORDS, task);
+            let _turn = TASK.lock();
+            task::write(&row, task);
         }
     }
 
-    /// The panic that is going on, up to 760 bytes: readable even if it ends in an abort.
+    /// The panic that is going on, up to 632 bytes: readable even if it ends in an abort.
     pub fn set_panic(&self, text: &str) {
         if let Some(row) = self.row() {
             row.write_text(row::PANIC, row::PANIC_WORDS, text);
@@ -54,6 +63,16 @@ impl Recorder<'_> {
             }
             row.word(row::WAITING_FOR)
                 .store(object.base() / LINE, Ordering::Relaxed);
+        }
+    }
+
+    /// The object in which others read what this process's streams of devices wait for. It stays for as long as the process
+    /// takes part.
+    pub fn set_streams(&self, object: &Object) {
+        if let Some(row) = self.row() {
+            let [line, _] = object.handle();
+            // Release: pairs with the acquire in `streams_of`; whoever sees the line sees the object.
+            row.word(row::STREAMS).store(line, Ordering::Release);
         }
     }
 
@@ -85,17 +104,48 @@ pub struct Record {
 pub(crate) fn read(arena: &Arena, owner: Owner) -> Option<Record> {
     let row = Row::get(arena.segment(), owner.row)?;
     let (occupant, state) = row.occupant()?;
-    if occupant != owner {
-        return None;
-    }
+    (occupant == owner).then(|| said_in(&row, state.pid))
+}
+
+/// The same, also once that participant has left or was buried, as long as nobody else has taken the row. It has no process
+/// id then.
+pub(crate) fn read_last(arena: &Arena, owner: Owner) -> Option<Record> {
+    let row = Row::get(arena.segment(), owner.row)?;
+    let state = row.state();
+    let last = said_in(&row, state.pid);
+    // Who takes the row has another epoch there before it changes anything else. Pairs with the fence after that: who saw a
+    // word of the next one's sees its epoch now.
+    fence(Ordering::Acquire);
+    let still_theirs = [state, row.state()]
+        .iter()
+        .all(|state| state.epoch == owner.epoch);
+    still_theirs.then_some(last)
+}
+
+fn said_in(row: &Row<'_>, pid: u32) -> Record {
     let panic = row.read_text(row::PANIC, row::PANIC_WORDS);
     let waits = row.word(row::WAITING_FOR).load(Ordering::Relaxed) != 0;
-    Some(Record {
-        pid: state.pid,
+    Record {
+        pid,
         name: row.read_text(row::NAME, row::NAME_WORDS),
-        task: row.read_text(row::TASK, row::TASK_WORDS),
+        task: task::read(row),
         panic: (!panic.is_empty()).then_some(panic),
         waiting_ns: waits
             .then(|| now_ns().saturating_sub(row.word(row::WAITING_SINCE).load(Ordering::Relaxed))),
-    })
+    }
+}
+
+impl Arena {
+    /// The handle of the object in which a participant says what its streams of devices wait for, if it is there and has one;
+    /// see [`Recorder::set_streams`].
+    #[must_use]
+    pub fn streams_of(&self, owner: Owner) -> Option<[u64; 2]> {
+        let row = Row::get(self.segment(), owner.row)?;
+        // Acquire: pairs with the release in `set_streams`.
+        let line = row.word(row::STREAMS).load(Ordering::Acquire);
+        let handle = Object::current_handle(self, line)?;
+        // Looked at last: it was this participant's all the time, which holds it.
+        let (occupant, _) = row.occupant()?;
+        (occupant == owner).then_some(handle)
+    }
 }

@@ -5,7 +5,7 @@
 //! everything that names the row is reaped. The pid is in the word from the first step on, so a process that
 //! dies while joining can be reaped as well; the tag tells whose pid it is before the whole namespace is written.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::cells::Owner;
 use crate::clock::now_ns;
@@ -14,6 +14,7 @@ use crate::intake;
 use crate::layout::{PAGE, ROW, ROWS, ROWS_START, ROWS_STEP, WORD, header, row};
 use crate::participant::liveness::Identity;
 use crate::participant::lock::RowLocks;
+use crate::participant::task;
 use crate::segment::Segment;
 
 /// What a row is in.
@@ -233,7 +234,7 @@ pub(crate) fn join(segment: &Segment, who: Identity, locks: &RowLocks) -> Result
                 Ok(true) => false,
                 Ok(false) => continue,
                 Err(error) => {
-                    tracing::warn!(%error, "no life lock to be had; if this process dies, other pid namespaces do not notice");
+                    crate::say!(warn, %error, "no life lock to be had; if this process dies, other pid namespaces do not notice");
                     true
                 }
             };
@@ -243,6 +244,8 @@ pub(crate) fn join(segment: &Segment, who: Identity, locks: &RowLocks) -> Result
                 continue;
             }
             crate::failpoint!("row.joining");
+            // Pairs with the fence in `record::read_last`: whoever sees a word of what follows sees the new epoch, too.
+            fence(Ordering::Release);
             fill_in(row, who);
             // Seen by whoever sees the row ALIVE.
             row.word(row::UNLOCKED)
@@ -286,6 +289,7 @@ fn fill_in(row: Row<'_>, who: Identity) {
         (row::CONTEXT, 0),
         (row::STOPPING, 0),
         (row::SERVANTS, 0),
+        (row::STREAMS, 0),
     ] {
         row.word(field).store(value, Ordering::Relaxed);
     }
@@ -303,11 +307,8 @@ fn fill_in(row: Row<'_>, who: Identity) {
         state.store(state.load(Ordering::Relaxed) & !0xf, Ordering::Relaxed);
     }
     intake::init(row);
-    for (field, words) in [
-        (row::NAME, row::NAME_WORDS),
-        (row::TASK, row::TASK_WORDS),
-        (row::PANIC, row::PANIC_WORDS),
-    ] {
+    task::clear(&row);
+    for (field, words) in [(row::NAME, row::NAME_WORDS), (row::PANIC, row::PANIC_WORDS)] {
         row.write_text(field, words, "");
     }
 }

@@ -13,7 +13,7 @@ use crate::lease::{Kind, Ticket};
 use crate::line::GENERATION_MASK;
 use crate::message::{self, FORM_SLOT};
 use crate::object::{Array, ArrayRef, End, LaneEnd};
-use crate::transfer::{Put, cell_offset, damaged};
+use crate::transfer::{Put, damaged, ticket};
 
 /// The array of a ring's object that slots travel through.
 const MESSAGES: usize = 0;
@@ -147,21 +147,21 @@ impl Slots {
         if lane.is_closed() {
             return Put::Closed;
         }
-        let Some(pos) = lane.next_free() else {
+        let Some(at) = lane.free_one() else {
             return Put::Full;
         };
-        lane.write(pos, payload);
+        at.cell.write(payload);
         crate::failpoint!("lane.put.written");
         loan.share.state = State::Gone;
-        loan.share.record(Kind::GivingLane, &lane.0, pos);
+        loan.share.record(Kind::GivingLane, at.ticket());
         crate::failpoint!("lane.put.giving");
-        if !lane.publish(pos) {
+        if !at.publish() {
             loan.share.hold();
             return Put::Closed;
         }
         crate::failpoint!("lane.put.published");
         loan.share.spend();
-        Put::Done(pos)
+        Put::Done(at.pos)
     }
 
     #[inline(always)]
@@ -182,7 +182,7 @@ impl Slots {
         cells.write(pos, payload);
         crate::failpoint!("put.written");
         loan.share.state = State::Gone;
-        loan.share.record(Kind::Giving, &cells.0, pos);
+        loan.share.record(Kind::Giving, ticket(&cells.0, pos));
         crate::failpoint!("put.giving");
         cells.publish(pos);
         crate::failpoint!("put.published");
@@ -244,7 +244,7 @@ impl Slots {
 
     #[inline(always)]
     fn take_lane(&self, lane: &Lane<ArrayRef<'_>>, seat: &mut Seat) -> Result<Taken> {
-        let Some(pos) = lane.next_ready() else {
+        let Some(at) = lane.ready_one() else {
             let drained = lane.is_closed() && lane.is_drained(lane.head());
             return Ok(if drained {
                 Taken::Drained
@@ -252,20 +252,20 @@ impl Slots {
                 Taken::NotNow
             });
         };
-        let Some((slot, generation, meta)) = self.named(&lane.read(pos)) else {
-            return Err(self.refuse(&lane.read(pos), || lane.release(pos)));
+        let Some((slot, generation, meta)) = self.named(&at.cell.read()) else {
+            return Err(self.refuse(&at.cell.read(), || at.release()));
         };
         let Borrow { share, meta: place } = &mut seat.0;
-        (share.slot, share.generation, share.position) = (slot, generation, pos);
+        (share.slot, share.generation, share.position) = (slot, generation, at.pos);
         *place = meta;
         // The entry counts once the cell is free. Until then the message owns the reference, and the cell keeps it: freeing
         // it takes the line from the producer, which costs as much as the hand-over, so it comes later (`LaneEnd::settle`),
         // or when the slot is given back.
-        share.record(Kind::RecvLane, &lane.0, pos);
+        share.record(Kind::RecvLane, at.ticket());
         share.state = State::Arrived;
         crate::failpoint!("lane.get.recorded");
         crate::failpoint!("slot.borrowed");
-        Ok(Taken::Slot(pos))
+        Ok(Taken::Slot(at.pos))
     }
 
     #[inline(always)]
@@ -290,7 +290,7 @@ impl Slots {
         let Borrow { share, meta: place } = &mut seat.0;
         (share.slot, share.generation, share.state) = (slot, generation, State::Gone);
         *place = meta;
-        share.record(Kind::Recv, &cells.0, pos);
+        share.record(Kind::Recv, ticket(&cells.0, pos));
         crate::failpoint!("get.recorded");
         let wake = cells.release(pos);
         crate::failpoint!("get.released");
@@ -330,13 +330,9 @@ impl Slots {
 impl Share {
     /// Writes the entry for a reference that is on its way through the cell at `pos`.
     #[inline]
-    fn record(&self, kind: Kind, array: &ArrayRef<'_>, pos: u64) {
+    fn record(&self, kind: Kind, ticket: Ticket) {
         let arena = self.slots.object().arena();
         let reference = (kind, self.slots.line(self.slot), self.generation);
-        let ticket = Ticket {
-            cell: cell_offset(array, pos),
-            position: pos,
-        };
         arena
             .leases()
             .record_ticket(arena.segment(), self.lease, reference, ticket);

@@ -463,7 +463,8 @@ impl<T: Element> Serialize for AliasedTensor<T> {
 impl<'de, T: Element> Deserialize<'de> for AliasedTensor<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         message::deserialize_tensor(deserializer, |storage, geometry| {
-            Racy::new::<T>(storage, geometry).map(Self::new)
+            let racy = Racy::new::<T>(storage, *geometry).map_err(message::refuse)?;
+            Ok(Self::new(racy))
         })
     }
 }

@@ -287,14 +287,15 @@ impl Serialize for DynTensor {
 impl<'de> Deserialize<'de> for DynTensor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         message::deserialize_tensor(deserializer, |storage, geometry| {
-            let placed = if storage.mode() == Mode::Exclusive {
-                // SAFETY: as in `Deserialize for Tensor`.
-                unsafe { Placed::exclusive(storage, geometry) }
+            if storage.mode() == Mode::Exclusive {
+                Placed::check_exclusive(&storage, geometry).map_err(message::refuse)?;
+                // SAFETY: checked just now; else as in `Deserialize for Tensor`.
+                Ok(DynTensor(unsafe { Placed::exclusive(storage, geometry) }))
             } else {
-                // SAFETY: as in `Deserialize for SharedTensor`; any mode but shared is refused.
-                unsafe { Placed::shared(storage, geometry) }
-            };
-            placed.map(DynTensor)
+                Placed::check_shared(&storage, geometry).map_err(message::refuse)?;
+                // SAFETY: checked just now, any mode but shared being refused; else as in `Deserialize for SharedTensor`.
+                Ok(DynTensor(unsafe { Placed::shared(storage, geometry) }))
+            }
         })
     }
 }

@@ -64,14 +64,13 @@ impl Geometry {
         Ok((geometry, used))
     }
 
-    /// As [`decode`](Self::decode), into this one.
+    /// As [`decode`](Self::decode), in the place of a [`SCALAR`](Self::SCALAR).
     ///
     /// # Errors
-    /// As there; then this one is as it was.
+    /// As there; then there is nothing of use in it.
     #[inline]
     pub(crate) fn read(&mut self, bytes: &[u8]) -> Result<usize> {
-        if let Some(geometry) = Self::read_packed(bytes) {
-            *self = geometry;
+        if self.read_packed(bytes).is_some() {
             return Ok(bytes.len());
         }
         self.read_any(bytes)
@@ -79,35 +78,30 @@ impl Geometry {
 
     /// As [`read`](Self::read), for what most geometries are, and nothing but the geometry. `None`: look more closely.
     #[inline]
-    fn read_packed(bytes: &[u8]) -> Option<Self> {
+    fn read_packed(&mut self, bytes: &[u8]) -> Option<()> {
         let [dtype, ndim, rest @ ..] = bytes else {
             return None;
         };
-        let dims = usize::from(*ndim);
-        let mut shape = [0; MAX_DIMS];
         let mut rest = rest.iter();
-        for length in shape.get_mut(..dims)? {
-            let mut shift = 0;
+        self.pack(Dtype::from_code(*dtype).ok()?, usize::from(*ndim), || {
+            let (mut length, mut shift) = (0, 0);
             loop {
                 let byte = *rest.next()?;
-                *length |= usize::from(byte & 0x7f) << shift;
+                length |= usize::from(byte & 0x7f) << shift;
                 if byte < 0x80 {
                     // A last byte of 0 could have been left out.
                     if byte == 0 && shift > 0 {
                         return None;
                     }
-                    break;
+                    return Some(length);
                 }
                 shift += 7;
                 if shift > 56 {
                     return None;
                 }
             }
-        }
-        if rest.len() > 0 {
-            return None;
-        }
-        Geometry::packed(Dtype::from_code(*dtype).ok()?, &shape[..dims]).ok()
+        })?;
+        (rest.len() == 0).then_some(())
     }
 
     fn read_any(&mut self, bytes: &[u8]) -> Result<usize> {

@@ -286,11 +286,14 @@ impl<T: Element> Serialize for Tensor<T> {
 impl<'de, T: Element> Deserialize<'de> for Tensor<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         message::deserialize_tensor(deserializer, |storage, geometry| {
-            check_dtype(T::DTYPE, geometry.dtype())?;
-            // SAFETY: the wire hands out each entry of a message once, and a message that holds an exclusive storage was
+            check_dtype(T::DTYPE, geometry.dtype())
+                .and_then(|()| Placed::check_exclusive(&storage, geometry))
+                .map_err(message::refuse)?;
+            // SAFETY: checked just now; the wire hands out each entry of a message once, and a message that holds an exclusive storage was
             // published only when its sender's handle was gone; so this process has the only one.
-            let placed = unsafe { Placed::exclusive(storage, geometry) }?;
-            Ok(Tensor(Strided::of(placed)))
+            Ok(Tensor(Strided::of(unsafe {
+                Placed::exclusive(storage, geometry)
+            })))
         })
     }
 }
@@ -418,9 +421,11 @@ mod tests {
     /// What a message that lies could say of a block of 24 bytes.
     fn exclusive(mode: Mode, geometry: Result<Geometry>) -> Result<Tensor<i32>> {
         let storage = Storage::allocate(&Arena::current()?, 24, mode)?;
-        // SAFETY: the block was allocated just now.
-        let placed = unsafe { Placed::exclusive(storage, geometry?) };
-        placed.and_then(Strided::new).map(Tensor::new)
+        let geometry = geometry?;
+        Placed::check_exclusive(&storage, &geometry)?;
+        // SAFETY: checked just now, and the block was allocated just now.
+        let placed = unsafe { Placed::exclusive(storage, &geometry) };
+        Strided::new(placed).map(Tensor::new)
     }
 
     #[test]

@@ -105,24 +105,36 @@ impl Geometry {
     /// As [`contiguous`](Self::contiguous), for at most [`MAX_DIMS`] lengths.
     #[inline]
     pub(super) fn packed(dtype: Dtype, dims: &[usize]) -> Result<Self> {
-        let mut geometry = Geometry {
-            dtype,
-            ndim: dims.len() as u8,
-            ..Self::SCALAR
-        };
+        let mut geometry = Self::SCALAR;
+        let mut lengths = dims.iter().copied();
+        match geometry.pack(dtype, dims.len(), || lengths.next()) {
+            Some(()) => Ok(geometry),
+            None => Err(too_large(dtype, dims)),
+        }
+    }
+
+    /// What [`packed`](Self::packed) answers, in the place of a [`SCALAR`](Self::SCALAR): to move a geometry takes longer
+    /// than to fill one. `next` answers the lengths, outermost first. After `None` there is nothing of use in it.
+    #[inline]
+    pub(super) fn pack(
+        &mut self,
+        dtype: Dtype,
+        ndim: usize,
+        mut next: impl FnMut() -> Option<usize>,
+    ) -> Option<()> {
+        let lengths = self.shape.get_mut(..ndim)?;
+        for length in &mut *lengths {
+            *length = next()?;
+        }
         // Each stride is a part of this product, and the last element is the one before it: if it fits, all does.
         let mut count = 1_usize;
-        for (index, &length) in dims.iter().enumerate().rev() {
-            geometry.shape[index] = length;
-            geometry.strides[index] = isize::try_from(count).map_err(|_| too_large(dtype, dims))?;
-            count = count
-                .checked_mul(length.max(1))
-                .ok_or_else(|| too_large(dtype, dims))?;
+        for (length, stride) in lengths.iter().zip(&mut self.strides).rev() {
+            *stride = isize::try_from(count).ok()?;
+            count = count.checked_mul((*length).max(1))?;
         }
-        match count.checked_mul(dtype.size()) {
-            Some(bytes) if bytes <= MAX_BYTES => Ok(geometry),
-            _ => Err(too_large(dtype, dims)),
-        }
+        (self.dtype, self.ndim) = (dtype, ndim as u8);
+        let bytes = count.checked_mul(dtype.size())?;
+        (bytes <= MAX_BYTES).then_some(())
     }
 
     /// The element type.
@@ -263,12 +275,20 @@ impl Geometry {
     ///
     /// # Errors
     /// When the position has another number of dimensions, or is out of range in one of them.
+    #[inline]
     pub fn index_of(&self, position: &[usize]) -> Result<usize> {
-        let inside = position.len() == self.ndim()
-            && position
-                .iter()
-                .zip(self.shape())
-                .all(|(at, length)| at < length);
+        // Words that processes tell each other lie in one dimension, and are looked at all the time.
+        match *position {
+            [at] if self.ndim == 1 && at < self.shape[0] => {
+                Ok((self.offset as isize + at as isize * self.strides[0]) as usize)
+            }
+            _ => self.index_within(position),
+        }
+    }
+
+    fn index_within(&self, position: &[usize]) -> Result<usize> {
+        let mut pairs = position.iter().zip(self.shape());
+        let inside = position.len() == self.ndim() && pairs.all(|(at, length)| at < length);
         if !inside {
             return Err(Error::shape(format!(
                 "there is no element {position:?} in a tensor of shape {:?}",

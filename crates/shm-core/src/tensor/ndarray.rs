@@ -183,8 +183,9 @@ mod tests {
         let arena = Arena::current().unwrap();
         let storage = Storage::allocate(&arena, 6, Mode::Exclusive).unwrap();
         let geometry = Geometry::new(Dtype::U8, &[2, 3], &[3, -1], 2).unwrap();
-        // SAFETY: the block was allocated just now.
-        let placed = unsafe { Placed::exclusive(storage, geometry) }.unwrap();
+        Placed::check_exclusive(&storage, &geometry).unwrap();
+        // SAFETY: checked just now, and the block was allocated just now.
+        let placed = unsafe { Placed::exclusive(storage, &geometry) };
         let mut tensor = Tensor::<u8>::new(Strided::of(placed));
         tensor
             .as_ndarray_mut()

@@ -55,41 +55,53 @@ impl Placed {
         })
     }
 
-    /// The exclusive holder of a storage.
+    /// Whether these are such that [`exclusive`](Self::exclusive) may be called. Apart from it, since a result with a
+    /// `Placed` in it would be moved once more.
     ///
     /// # Errors
     /// When the storage is in another mode, or the geometry does not fit it or overlaps itself.
+    #[inline]
+    pub(crate) fn check_exclusive(storage: &Storage, geometry: &Geometry) -> Result<()> {
+        check_mode(storage, Mode::Exclusive)?;
+        check_place(storage, geometry)?;
+        check_overlap(geometry)
+    }
+
+    /// The exclusive holder of a storage.
     ///
     /// # Safety
-    /// No other `Placed` of this storage exists in any process, nor will one be made but from this.
+    /// Both have passed `check_exclusive`. No other `Placed` of this storage exists in any process, nor will one be made but
+    /// from this.
     #[inline]
-    pub(crate) unsafe fn exclusive(storage: Storage, geometry: Geometry) -> Result<Placed> {
-        check_mode(&storage, Mode::Exclusive)?;
-        check_place(&storage, &geometry)?;
-        check_overlap(&geometry)?;
-        Ok(Placed {
+    pub(crate) unsafe fn exclusive(storage: Storage, geometry: &Geometry) -> Placed {
+        Placed {
             storage,
-            geometry,
+            geometry: *geometry,
             exclusive: true,
-        })
+        }
+    }
+
+    /// Whether these are such that [`shared`](Self::shared) may be called.
+    ///
+    /// # Errors
+    /// When the storage is in another mode, or the geometry does not fit it.
+    #[inline]
+    pub(crate) fn check_shared(storage: &Storage, geometry: &Geometry) -> Result<()> {
+        check_mode(storage, Mode::Shared)?;
+        check_place(storage, geometry)
     }
 
     /// One of the holders of a storage that is only read.
     ///
-    /// # Errors
-    /// When the storage is in another mode, or the geometry does not fit it.
-    ///
     /// # Safety
-    /// No exclusive `Placed` of this storage exists in any process.
+    /// Both have passed `check_shared`. No exclusive `Placed` of this storage exists in any process.
     #[inline]
-    pub(crate) unsafe fn shared(storage: Storage, geometry: Geometry) -> Result<Placed> {
-        check_mode(&storage, Mode::Shared)?;
-        check_place(&storage, &geometry)?;
-        Ok(Placed {
+    pub(crate) unsafe fn shared(storage: Storage, geometry: &Geometry) -> Placed {
+        Placed {
             storage,
-            geometry,
+            geometry: *geometry,
             exclusive: false,
-        })
+        }
     }
 
     /// Whether another geometry over the same storage keeps the invariants.

@@ -93,6 +93,7 @@ impl Racy {
     }
 
     /// The index in the storage of the element at a position.
+    #[inline]
     pub(super) fn index_of(&self, position: &[usize]) -> Result<usize> {
         self.geometry.index_of(position)
     }

@@ -220,9 +220,10 @@ impl SharedTensor<u8> {
     #[inline]
     pub(crate) fn whole(storage: Storage) -> Result<Self> {
         let geometry = Geometry::packed(Dtype::U8, &[storage.len()])?;
-        // SAFETY: as in `deserialize`: the block's header says that it is shared (checked within), and it can be thawed only
+        Placed::check_shared(&storage, &geometry)?;
+        // SAFETY: checked just now; as in `deserialize`: the block's header says that it is shared, and it can be thawed only
         // when nobody holds it, and now we do.
-        let placed = unsafe { Placed::shared(storage, geometry) }?;
+        let placed = unsafe { Placed::shared(storage, &geometry) };
         Ok(SharedTensor::new(Strided::of(placed)))
     }
 }
@@ -266,10 +267,12 @@ impl<T: Element> Serialize for SharedTensor<T> {
 impl<'de, T: Element> Deserialize<'de> for SharedTensor<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         message::deserialize_tensor(deserializer, |storage, geometry| {
-            check_dtype(T::DTYPE, geometry.dtype())?;
-            // SAFETY: the block's header says that it is shared (checked within), and the one who froze it gave up the only
+            check_dtype(T::DTYPE, geometry.dtype())
+                .and_then(|()| Placed::check_shared(&storage, geometry))
+                .map_err(message::refuse)?;
+            // SAFETY: checked just now; the block's header says that it is shared, and the one who froze it gave up the only
             // exclusive handle; it can be thawed only when nobody holds it, and now we do.
-            let placed = unsafe { Placed::shared(storage, geometry) }?;
+            let placed = unsafe { Placed::shared(storage, geometry) };
             Ok(SharedTensor::new(Strided::of(placed)))
         })
     }
@@ -451,9 +454,8 @@ mod tests {
         for mode in [Mode::Exclusive, Mode::Aliased, Mode::Object, Mode::Message] {
             let storage = Storage::allocate(&Arena::current().unwrap(), 8, mode).unwrap();
             let geometry = Geometry::contiguous(Dtype::I64, 1).unwrap();
-            // SAFETY: the block was allocated just now.
-            let placed = unsafe { Placed::shared(storage, geometry) };
-            assert_eq!(placed.unwrap_err().kind(), &ErrorKind::WrongMode);
+            let refused = Placed::check_shared(&storage, &geometry).unwrap_err();
+            assert_eq!(refused.kind(), &ErrorKind::WrongMode);
         }
     }
 

@@ -227,8 +227,8 @@ fn a_child_killed_at_any_step_is_buried_and_loses_at_most_what_it_had_in_hand() 
     if rerun(NAME).is_none() {
         return live();
     }
-    // What names an arena and the things in it is gone through by tests of its own, and so are the primitives and the
-    // fork server of the crates above.
+    // What names an arena and the things in it is gone through by tests of its own, and so are the primitives,
+    // the stages and the fork server of the crates above.
     let elsewhere = [
         "attach.",
         "named.",
@@ -239,6 +239,7 @@ fn a_child_killed_at_any_step_is_buried_and_loses_at_most_what_it_had_in_hand() 
         "mutex.",
         "rwlock.",
         "semaphore.",
+        "stage.",
         "task.",
         "doubt.",
     ];

@@ -9,7 +9,9 @@ use crate::line;
 use crate::message::{FEW, Outgoing, Pin, What};
 use crate::object::Object;
 
-/// Lease entries for a message's references, made ready before anything is claimed.
+/// Lease entries for a message's references, made ready before anything is claimed. Filled in its place: to move what has
+/// just been written word by word takes longer than to write it.
+#[derive(Default)]
 pub(super) struct Departure {
     /// Per pin: the entry that will say GIVING, and whether the pin's own reference moves.
     leases: smallvec::SmallVec<[(u32, bool); FEW]>,
@@ -27,12 +29,10 @@ impl Departure {
         Ok(())
     }
 
-    pub(super) fn prepare(object: &Object, message: &Outgoing) -> Result<Self> {
+    /// Makes the entries ready; none are if this fails.
+    pub(super) fn prepare(&mut self, object: &Object, message: &Outgoing) -> Result<()> {
         Self::check(object, message)?;
-        Self::prepare_leases(object, &message.pins)
-    }
-
-    fn prepare_leases(object: &Object, pins: &[Pin]) -> Result<Self> {
+        let pins = &message.pins;
         let arena = object.arena();
         // Entries are numbers in one participant's table, and lines mean something in one arena only.
         if pins.iter().any(|pin| !pin.held.arena().is(arena)) {
@@ -51,8 +51,7 @@ impl Departure {
                 ),
             ));
         }
-        let mut leases = smallvec::SmallVec::new();
-        for pin in pins {
+        for pin in pins.iter() {
             let moves = pin.held.is_locally_unique();
             let lease = if moves {
                 Ok(pin.held.lease)
@@ -60,14 +59,14 @@ impl Departure {
                 arena.leases().reserve(arena.segment())
             };
             match lease {
-                Ok(lease) => leases.push((lease, moves)),
+                Ok(lease) => self.leases.push((lease, moves)),
                 Err(error) => {
-                    Self { leases }.cancel(object);
+                    self.cancel(object);
                     return Err(error);
                 }
             }
         }
-        Ok(Self { leases })
+        Ok(())
     }
 
     /// Marks every reference as given with the message at the ticket; in between, extra counts are added.
@@ -129,8 +128,8 @@ impl Departure {
     }
 
     /// Puts back the entries that were reserved and not used.
-    pub(super) fn cancel(self, object: &Object) {
-        for (lease, moves) in self.leases {
+    pub(super) fn cancel(&self, object: &Object) {
+        for &(lease, moves) in &self.leases {
             if !moves {
                 object.arena().leases().put_back(lease);
             }
@@ -139,13 +138,13 @@ impl Departure {
 
     /// The message owns everything now: the entries become FREE, and moved handles are forgotten.
     #[inline]
-    pub(super) fn done(self, object: &Object, message: &mut Outgoing) {
+    pub(super) fn done(&self, object: &Object, message: &mut Outgoing) {
         if !self.leases.is_empty() {
             self.forget(object, message);
         }
     }
 
-    fn forget(self, object: &Object, message: &mut Outgoing) {
+    fn forget(&self, object: &Object, message: &mut Outgoing) {
         let leases = object.arena().leases();
         for &(lease, _) in &self.leases {
             leases.clear(object.arena().segment(), lease);

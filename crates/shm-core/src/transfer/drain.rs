@@ -26,7 +26,7 @@ impl Object {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a message of a dropped queue could not be released");
+                    crate::say!(warn, %error, "a message of a dropped queue could not be released");
                 }
             }
         }

@@ -10,8 +10,9 @@ use shm_core::sync::Atomic64;
 use shm_core::word::{CellState, decode};
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::engine::{Process, State, World, explore};
+use crate::engine::{Process, State, World};
 use crate::memory::{self, Explored, Log, Machine, PROCESSES, Steps, WORDS};
+use crate::{all_is_well, is_noticed};
 
 const TAIL: usize = 0;
 const HEAD: usize = 1;
@@ -412,17 +413,6 @@ impl World for Intakes {
     }
 }
 
-fn violation(name: &str, config: Config) -> Option<String> {
-    let report = explore(&Intakes::new(config), crate::LIMIT);
-    println!("{name}: {} states, {} ends", report.states, report.ends);
-    assert!(!report.cut_off, "{name} is too big");
-    assert!(
-        report.ends > 0 || report.violation.is_some(),
-        "{name} never ends"
-    );
-    report.violation
-}
-
 /// Two threads of one process, a message each and one more.
 const THREADS: Config = Config {
     consumers: &[1, 1],
@@ -452,9 +442,7 @@ fn what_dies_with_its_consumer_is_counted_and_nothing_else() {
         ),
     ];
     for (name, config) in worlds {
-        if let Some(violation) = violation(name, config) {
-            panic!("{name}: {violation}");
-        }
+        all_is_well(name, &Intakes::new(config));
     }
 }
 
@@ -467,11 +455,6 @@ fn counting_without_one_of_its_rules_is_noticed() {
         (Variant::AnyLap, "were counted", THREADS),
     ];
     for (variant, with, config) in variants {
-        let name = format!("{variant:?}");
-        let found = violation(&name, Config { variant, ..config });
-        assert!(
-            found.as_ref().is_some_and(|found| found.contains(with)),
-            "{name} should have been noticed by {with:?}, not {found:?}"
-        );
+        is_noticed(&variant, with, &Intakes::new(Config { variant, ..config }));
     }
 }

@@ -11,6 +11,7 @@ mod memory;
 mod queue;
 mod references;
 
+use std::fmt::Debug;
 use std::time::Instant;
 
 use engine::{Report, World, explore};
@@ -34,25 +35,32 @@ fn run(name: &str, world: &impl World) -> Report {
 }
 
 /// Checks that nothing goes wrong in a world.
-fn holds(name: &str, config: Config) {
-    let report = run(name, &Queue::new(config));
+fn all_is_well(name: &str, world: &impl World) {
+    let report = run(name, world);
     if let Some(violation) = report.violation {
         panic!("{name}: {violation}");
     }
     assert!(report.ends > 0, "{name} never ends");
 }
 
-/// Checks that the explorer notices what a variant does wrong: the violation says `with`.
-fn fails(variant: Variant, with: &str, config: Config) {
-    let name = format!("{variant:?}");
-    let report = run(&name, &Queue::new(Config { variant, ..config }));
+/// Checks that the explorer notices what a world that lacks a rule does wrong: the violation says `with`.
+fn is_noticed(rule: &impl Debug, with: &str, world: &impl World) {
+    let report = run(&format!("{rule:?}"), world);
     let violation = report.violation;
     assert!(
         violation
             .as_ref()
             .is_some_and(|violation| violation.contains(with)),
-        "{name} should have been noticed by {with:?}, not {violation:?}"
+        "{rule:?} should have been noticed by {with:?}, not {violation:?}"
     );
+}
+
+fn holds(name: &str, config: Config) {
+    all_is_well(name, &Queue::new(config));
+}
+
+fn fails(variant: Variant, with: &str, config: Config) {
+    is_noticed(&variant, with, &Queue::new(Config { variant, ..config }));
 }
 
 /// Consumers that poll.

@@ -31,7 +31,7 @@ impl Member {
                 format!("; its stderr ended with: {}", last_lines(&tail))
             });
             let advice = match &exit {
-                Exit::Code(_) => ": make `init()` the first line of `main`".to_owned(),
+                Exit::Code(_) => format!(": {}", self.way_in),
                 Exit::Signal { number, .. } if *number == Signal::KILL.as_raw() => oom_kill()
                     .map_or(String::new(), |counter| {
                         format!(", likely for want of memory ({counter})")
@@ -46,9 +46,11 @@ impl Member {
         if exit == Exit::Code(UNHEARD) && self.word == Word::None {
             return ErrorKind::LostContact {
                 worker,
-                reason: "its function ended, but it could not say how: its control socket is closed (did something in \
-                         it close all descriptors?)"
-                    .to_owned(),
+                reason: format!(
+                    "it exited with code {UNHEARD}, as a worker does whose function has ended and whose control socket \
+                     is closed, so that it cannot say how (did something in it close all descriptors?); or something \
+                     in it called `exit({UNHEARD})`"
+                ),
             };
         }
         let record = self.arena.map(link::record_of).unwrap_or_default();

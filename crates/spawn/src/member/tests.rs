@@ -27,6 +27,7 @@ fn running() -> Member {
         settled: false,
         tail: None,
         daemon: false,
+        way_in: "make `init()` the first line of `main`",
         disarmed: None,
     }
 }

@@ -155,8 +155,21 @@ fn workers_leave_nothing_behind_in_the_arena() {
 
 /// The arena of this program is small and nobody else's, so what is in it can be counted.
 pub(crate) fn arena_scene() {
-    fn much(_rank: usize, bytes: usize) -> Result<Vec<u8>, String> {
-        Ok(vec![1; bytes])
+    /// Written at once and not number by number, which takes minutes here on a busy machine.
+    #[derive(Debug)]
+    struct Bytes(Vec<u8>);
+    impl Serialize for Bytes {
+        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.serialize_bytes(&self.0)
+        }
+    }
+    impl<'de> Deserialize<'de> for Bytes {
+        fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+            <&[u8]>::deserialize(deserializer).map(|bytes| Bytes(bytes.to_vec()))
+        }
+    }
+    fn much(_rank: usize, bytes: usize) -> Result<Bytes, String> {
+        Ok(Bytes(vec![1; bytes]))
     }
     fn dies_with_tensors(_rank: usize, shared: SharedTensor<u8>) -> Result<u8, String> {
         let own = Tensor::full([1 << 20], 1_u8).map_err(|error| error.to_string())?;
@@ -173,7 +186,7 @@ pub(crate) fn arena_scene() {
             matches!(error.kind(), ErrorKind::ResultLost { .. }),
             "{error:?}"
         );
-        let error = spawn(|_, _: Vec<u8>| (), vec![1_u8; 100 << 20], 1).unwrap_err();
+        let error = spawn(|_, _: Bytes| (), Bytes(vec![1; 100 << 20]), 1).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Arguments), "{error:?}");
 
         // More rounds than the arena could hold if the dead kept what they had: 20 × (1 MiB + 8 MiB).

@@ -25,6 +25,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         an_exit_code_is_told,
         exit_0_before_returning_is_not_success,
         a_killing_signal_is_named,
+        what_it_last_worked_on_is_told_however_it_ended,
         an_abort_is_named,
         a_panic_that_aborts_still_has_its_message,
         a_panic_that_was_caught_is_not_the_reason_of_a_later_abort,
@@ -242,6 +243,22 @@ fn a_killing_signal_is_named() {
         panic!("{error:?}")
     };
     assert_eq!(name, "SIGKILL");
+}
+
+fn what_it_last_worked_on_is_told_however_it_ended() {
+    fn dies(_rank: usize, items: u32) {
+        for item in 0..items {
+            spawn::set_task(&format!("item {item}"));
+        }
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+    let error = failure(spawn(dies, 3, 1));
+    let ErrorKind::ProcessExited { last_task, .. } = error.kind() else {
+        panic!("{error:?}")
+    };
+    assert_eq!(last_task.as_deref(), Some("item 2"));
+    assert!(error.to_string().contains("item 2"), "{error}");
 }
 
 fn an_abort_is_named() {

@@ -27,6 +27,8 @@ pub(crate) fn tests() -> Vec<Trial> {
         endless_nesting_ends_at_the_limit,
         a_worker_has_its_name_everywhere,
         a_worker_may_start_other_programs_of_this_kind,
+        a_program_of_this_kind_that_a_worker_left_behind_is_no_worker_of_its_heir,
+        a_program_that_was_started_through_the_loader_is_told,
         stdin_is_empty_unless_it_is_given,
         the_parents_stdin_can_be_given_to_a_worker,
     ]);
@@ -48,6 +50,18 @@ pub(crate) fn without_init() -> Option<ExitCode> {
     if title.ends_with("[talker]") {
         eprintln!("no licence");
         return Some(ExitCode::FAILURE);
+    }
+    // As a runtime does that `main` is made in.
+    if std::env::var_os("SPAWN_TEST_EARLY").is_some() && title.trim_end().ends_with("[forkserver]")
+    {
+        let (started, waits) = std::sync::mpsc::channel();
+        let early = std::thread::Builder::new().name("early".to_owned());
+        let early = early.spawn(move || {
+            // Now it has its name.
+            let _ = started.send(());
+            sleep_for_ever()
+        });
+        assert!(early.is_ok() && waits.recv().is_ok());
     }
     if title.ends_with("[astray]") {
         let _ = std::thread::spawn(spawn::init).join();
@@ -281,6 +295,64 @@ fn a_worker_may_start_other_programs_of_this_kind() {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
     assert_eq!(spawn(starts, (), 1).unwrap().join().unwrap(), ["[42]\n"]);
+}
+
+fn a_program_of_this_kind_that_a_worker_left_behind_is_no_worker_of_its_heir() {
+    // The environment says whose worker it would be, and that is its parent now.
+    assert_eq!(support::play("heir"), "[42]\n");
+}
+
+/// A program that inherits orphans, as the first process of a container does.
+pub(crate) fn heir_scene() {
+    fn leaves_behind(_rank: usize, gate: std::path::PathBuf) -> Result<u32, std::io::Error> {
+        let wait = "while [ ! -e \"$1\" ]; do sleep 0.01; done; exec \"$0\" scene hello";
+        let child = std::process::Command::new("/bin/sh")
+            .args(["-c", wait])
+            .arg(std::env::current_exe()?)
+            .arg(gate)
+            .spawn()?;
+        Ok(child.id())
+    }
+    support::guarded("heir", || {
+        rustix::process::set_child_subreaper(Some(getpid())).unwrap();
+        let gate = Gate::new("heir");
+        let mut context = spawn(leaves_behind, gate.path(), 1).unwrap();
+        let orphan = Pid::from_raw(context.join().unwrap()[0] as i32).unwrap();
+        gate.open();
+        let (_, status) = waitpid(Some(orphan), WaitOptions::empty())
+            .unwrap()
+            .unwrap();
+        assert_eq!(status.exit_status(), Some(0));
+    });
+}
+
+fn a_program_that_was_started_through_the_loader_is_told() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let paths = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5));
+    let is_loader = |path: &&str| {
+        path.rsplit('/')
+            .next()
+            .is_some_and(|name| name.starts_with("ld-"))
+    };
+    let Some(loader) = paths.into_iter().find(is_loader) else {
+        eprintln!("skipped: this executable has no loader");
+        return;
+    };
+    let own = scene("loader");
+    let mut command = std::process::Command::new(loader);
+    command.arg(own.get_program()).args(own.get_args());
+    for (name, value) in own.get_envs() {
+        command.env(name, value.unwrap());
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("start the program itself"), "{text}");
+}
+
+pub(crate) fn loader_scene() {
+    println!("{}", spawn(nothing, (), 1).unwrap_err());
 }
 
 fn read_stdin(_rank: usize, _: ()) -> Result<String, std::io::Error> {

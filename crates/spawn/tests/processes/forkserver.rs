@@ -3,13 +3,14 @@
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 use rustix::process::{Signal, pidfd_send_signal};
 use spawn::{ErrorKind, StartMethod, forkserver};
 
 use crate::support::{
-    self, Gate, open_gate, pidfd, scene_by, sleep_for_ever, wait_at_gate, wait_for_end,
+    self, Gate, by_server, nothing, open_gate, pidfd, sleep_for_ever, wait_at_gate, wait_for_end,
 };
 use crate::trials_once;
 
@@ -19,6 +20,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_preload_that_leaves_a_thread_is_refused_with_its_name,
         a_preload_that_makes_a_tensor_is_refused,
         a_preload_that_panics_is_told,
+        a_preload_that_does_not_return_is_told_and_ended,
         a_killed_server_hurts_no_running_process_and_is_replaced,
         a_stopped_server_is_told_and_replaced,
         a_process_has_the_environment_and_directory_of_the_moment,
@@ -26,9 +28,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_process_has_no_descriptor_of_another,
         where_the_server_cannot_be_copied_processes_start_by_spawn,
         where_clone3_is_filtered_the_server_is_copied_by_clone,
-        a_server_killed_between_a_copy_and_its_answer_leaves_nobody,
         a_threads_own_variables_are_dropped_before_the_process_ends,
-        the_server_dies_with_the_program,
         a_function_of_a_process_by_the_server_may_use_it_itself,
     ]
 }
@@ -40,6 +40,7 @@ pub(crate) fn play(name: &str) -> bool {
         "fork-thread" => thread_scene,
         "fork-tensor" => tensor_scene,
         "fork-panic" => panic_scene,
+        "fork-hang" => hang_scene,
         "fork-killed" => killed_scene,
         "fork-stopped" => stopped_scene,
         "fork-moment" => moment_scene,
@@ -47,20 +48,12 @@ pub(crate) fn play(name: &str) -> bool {
         "fork-descriptors" => descriptors_scene,
         "fork-filter" => filter_scene,
         "fork-clone" => clone_scene,
-        "fork-between" => between_scene,
-        "fork-dies" => dies_scene,
         "fork-nested" => nested_scene,
         _ => return false,
     };
     scene();
     true
 }
-
-fn builder() -> spawn::Builder {
-    spawn::builder().start_method(StartMethod::Forkserver)
-}
-
-fn nothing(_rank: usize, _: ()) {}
 
 fn what_is_preloaded_is_found_by_every_process() {
     support::play("fork-preload");
@@ -80,7 +73,7 @@ fn preload_scene() {
         forkserver::start().unwrap();
         let server = forkserver::pid();
         assert!(server.is_some_and(|pid| pid != std::process::id()));
-        let found = builder()
+        let found = by_server()
             .spawn(loaded, (), 3)
             .unwrap()
             .into_results()
@@ -119,7 +112,7 @@ fn thread_scene() {
         );
         // Starting a process says the same, each time.
         for _ in 0..2 {
-            let error = builder().spawn(nothing, (), 2).unwrap_err();
+            let error = by_server().spawn(nothing, (), 2).unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::Launch), "{error:?}");
             assert!(
                 error.to_string().contains("left threads running"),
@@ -128,7 +121,7 @@ fn thread_scene() {
         }
         // What can be preloaded instead makes it work.
         forkserver::preload(|| ()).unwrap();
-        builder().spawn(nothing, (), 2).unwrap().join().unwrap();
+        by_server().spawn(nothing, (), 2).unwrap().join().unwrap();
     });
 }
 
@@ -159,6 +152,33 @@ fn panic_scene() {
     });
 }
 
+fn a_preload_that_does_not_return_is_told_and_ended() {
+    support::play("fork-hang");
+}
+
+fn hang_scene() {
+    fn hangs() {
+        sleep_for_ever()
+    }
+    support::guarded("fork-hang", || {
+        forkserver::preload_within(hangs, Duration::from_millis(100)).unwrap();
+        let error = by_server().spawn(nothing, (), 2).unwrap_err().to_string();
+        assert!(
+            error.contains("hangs` could not be started: that had not returned within 100ms")
+                && error.contains("preload_within"),
+            "{error}"
+        );
+        let pid = error.split("(pid ").nth(1).unwrap();
+        let pid = pid.split(')').next().unwrap().parse().unwrap();
+        if let Some(ends) = support::try_pidfd(pid) {
+            wait_for_end(&ends);
+        }
+        // The next has as long as it is given.
+        forkserver::preload_within(|| (), Duration::from_secs(3600)).unwrap();
+        by_server().spawn(nothing, (), 2).unwrap().join().unwrap();
+    });
+}
+
 fn wait(_rank: usize, (ready, gate): (PathBuf, PathBuf)) -> Result<u32, String> {
     open_gate(&ready);
     wait_at_gate(&gate);
@@ -173,13 +193,13 @@ fn killed_scene() {
     support::guarded("fork-killed", || {
         let (ready, gate) = (Gate::new("killed-ready"), Gate::new("killed"));
         let paths = (ready.path(), gate.path());
-        let mut running = builder().spawn(wait, paths, 1).unwrap();
+        let mut running = by_server().spawn(wait, paths, 1).unwrap();
         wait_at_gate(&ready.path());
         let first = forkserver::pid().unwrap();
         let server = pidfd(first);
         pidfd_send_signal(&server, Signal::KILL).unwrap();
         wait_for_end(&server);
-        builder().spawn(nothing, (), 2).unwrap().join().unwrap();
+        by_server().spawn(nothing, (), 2).unwrap().join().unwrap();
         assert_ne!(forkserver::pid().unwrap(), first);
         gate.open();
         let pids = running.pids();
@@ -199,13 +219,13 @@ fn stopped_scene() {
     support::guarded("fork-stopped", || {
         forkserver::start().unwrap();
         pidfd_send_signal(pidfd(forkserver::pid().unwrap()), Signal::STOP).unwrap();
-        let hasty = builder().hello_deadline(std::time::Duration::from_millis(100));
+        let hasty = by_server().hello_deadline(std::time::Duration::from_millis(100));
         let error = hasty.spawn(nothing, (), 1).unwrap_err();
         assert!(
             error.to_string().contains("did not answer in time"),
             "{error}"
         );
-        builder().spawn(nothing, (), 1).unwrap().join().unwrap();
+        by_server().spawn(nothing, (), 1).unwrap().join().unwrap();
     });
 }
 
@@ -236,7 +256,7 @@ fn moment_scene() {
             .unwrap();
         let stderr = rustix::io::dup(rustix::stdio::stderr()).unwrap();
         rustix::stdio::dup2_stderr(&null).unwrap();
-        let found = builder().spawn(look, (), 1).unwrap().into_results();
+        let found = by_server().spawn(look, (), 1).unwrap().into_results();
         let by_spawn = spawn::spawn(look, (), 1).unwrap().into_results();
         rustix::stdio::dup2_stderr(stderr.as_fd()).unwrap();
         let expected: Found = (
@@ -268,7 +288,7 @@ fn group_scene() {
         ))
     }
     support::guarded("fork-group", || {
-        let mut context = builder().name("one").spawn(ids, (), 1).unwrap();
+        let mut context = by_server().name("one").spawn(ids, (), 1).unwrap();
         let (parent, pid, group, shown) = context.join().unwrap()[0].clone();
         assert_eq!(parent, std::process::id());
         assert_eq!((pid, group), (context.pids()[0] as i32, pid));
@@ -339,7 +359,7 @@ fn filter_scene() {
     support::guarded("fork-filter", || {
         forkserver::preload(filter).unwrap();
         for _ in 0..2 {
-            let found = builder()
+            let found = by_server()
                 .spawn(loaded, (), 3)
                 .unwrap()
                 .into_results()
@@ -366,44 +386,16 @@ fn clone_scene() {
     support::guarded("fork-clone", || {
         forkserver::preload(filter).unwrap();
         let me = std::process::id();
-        let found = builder().spawn(loaded, (), 2).unwrap().into_results();
+        let found = by_server().spawn(loaded, (), 2).unwrap().into_results();
         assert_eq!(found.unwrap(), [(0, true, me), (1, true, me)]);
         // Its end comes home as any other's.
-        let error = builder().spawn(exits, (), 1).unwrap().join().unwrap_err();
+        let error = by_server().spawn(exits, (), 1).unwrap().join().unwrap_err();
         assert!(error.to_string().contains("exited with code 7"), "{error}");
     });
 }
 
 fn exits(_rank: usize, _: ()) {
     std::process::exit(7);
-}
-
-fn a_server_killed_between_a_copy_and_its_answer_leaves_nobody() {
-    let mut command = scene_by("fork-between", StartMethod::Forkserver);
-    let output = command
-        .env("TENSORMP_FAILPOINT", "forkserver.copied=kill")
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-fn between_scene() {
-    support::guarded("fork-between", || {
-        for _ in 0..3 {
-            let error = builder().spawn(nothing, (), 2).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Launch), "{error:?}");
-            // The server's own end is seen to by the thread that started it.
-            let server = forkserver::pid().unwrap();
-            while support::exists(server) {
-                std::thread::yield_now();
-            }
-            assert_eq!(crate::scenes::zombies_and_children(), 0);
-        }
-    });
 }
 
 fn a_threads_own_variables_are_dropped_before_the_process_ends() {
@@ -429,42 +421,6 @@ fn a_threads_own_variables_are_dropped_before_the_process_ends() {
     }
 }
 
-fn the_server_dies_with_the_program() {
-    use std::io::{BufRead, BufReader};
-    // One that is killed, and one that returns.
-    for kill in [true, false] {
-        let mut command = scene_by("fork-dies", StartMethod::Forkserver);
-        let stdin = if kill {
-            std::process::Stdio::piped()
-        } else {
-            std::process::Stdio::null()
-        };
-        let mut program = support::Reaped(command.stdin(stdin).spawn().unwrap());
-        let mut line = String::new();
-        BufReader::new(program.0.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let Ok(server) = line.trim().parse::<u32>() else {
-            panic!("{line:?} is no pid")
-        };
-        // It may be gone already where the program returned.
-        let server = support::try_pidfd(server);
-        if kill {
-            drop(program);
-        } else {
-            assert!(program.0.wait().unwrap().success());
-        }
-        server.iter().for_each(wait_for_end);
-    }
-}
-
-fn dies_scene() {
-    forkserver::start().unwrap();
-    println!("{}", forkserver::pid().unwrap());
-    // Until stdin ends: at once, or when the program is killed.
-    let _ = std::io::stdin().read_line(&mut String::new());
-}
-
 fn a_function_of_a_process_by_the_server_may_use_it_itself() {
     support::play("fork-nested");
 }
@@ -474,13 +430,13 @@ fn nested_scene() {
         Ok((x + rank, std::os::unix::process::parent_id()))
     }
     fn outer(_rank: usize, x: usize) -> spawn::Result<Vec<(usize, u32)>> {
-        let found = builder().spawn(inner, x, 2)?.into_results()?;
+        let found = by_server().spawn(inner, x, 2)?.into_results()?;
         let me = std::process::id();
         assert!(found.iter().all(|&(_, parent)| parent == me));
         Ok(found)
     }
     support::guarded("fork-nested", || {
-        let found = builder()
+        let found = by_server()
             .spawn(outer, 5, 2)
             .unwrap()
             .into_results()

@@ -1,5 +1,7 @@
 //! Different functions under one supervision.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use libtest_mimic::Trial;
 use shm_core::Arena;
 use shm_core::object::{Array, Object, ObjectKind};
@@ -11,6 +13,7 @@ use crate::trials;
 pub(crate) fn tests() -> Vec<Trial> {
     trials![
         ranks_and_results_follow_the_order_of_adding,
+        a_panic_of_what_makes_a_result_is_told_by_the_next_join,
         a_failure_in_one_function_stops_the_others,
         an_empty_group_is_a_mistake,
         a_failure_of_processes_apart_ends_no_wait_of_others,
@@ -43,6 +46,22 @@ fn ranks_and_results_follow_the_order_of_adding() {
         .collect();
     assert_eq!(names, ["first", "middle.0", "middle.1", "middle.2", "last"]);
     assert_eq!(context.join().unwrap(), [4, 142, 242, 342, 47]);
+}
+
+fn a_panic_of_what_makes_a_result_is_told_by_the_next_join() {
+    let mut group = Group::new().start_method(support::method());
+    group.add("plain", length, "four".to_owned()).unwrap();
+    let fails = |_: String| -> usize { panic!("no number") };
+    group.add_mapped("mapped", spell, 7, fails).unwrap();
+    let mut context = group.start().unwrap();
+    let joined = catch_unwind(AssertUnwindSafe(|| context.join().map(<[_]>::len)));
+    assert!(joined.is_err());
+    for _ in 0..2 {
+        let error = context.join().unwrap_err();
+        let worker = error.worker().unwrap();
+        assert_eq!((worker.rank, worker.name.as_str()), (1, "mapped"));
+        assert!(error.to_string().contains("panicked"), "{error}");
+    }
 }
 
 fn a_failure_in_one_function_stops_the_others() {

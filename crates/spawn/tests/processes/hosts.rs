@@ -1,15 +1,13 @@
 //! Programs that are hard on their workers: signals blocked or ignored, descriptors closed, runtimes, Ctrl-C.
 
-use std::io::{BufRead, BufReader};
-use std::process::ExitStatus;
-
 use libtest_mimic::Trial;
 use rustix::process::{Signal, pidfd_send_signal};
 use spawn::{ErrorKind, Signals};
+use std::io::{BufRead, BufReader};
 
 use crate::support::{
-    self, Reaped, block_signals, close_descriptors, exists, ignore_signal, method, pidfd, scene,
-    sleep_for_ever, sleeps, spawn, wait_for_end,
+    self, Reaped, block_signals, close_descriptors, end_of, exists, ignore_signal, method, pidfd,
+    scene, sleep_for_ever, sleeps, spawn, wait_for_end,
 };
 use crate::{trials, trials_once};
 
@@ -20,6 +18,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         signals_that_are_handed_on_stop_the_workers_and_the_program_goes_on,
         a_second_signal_kills_what_the_first_did_not_stop,
         the_guard_gives_signals_back,
+        a_guard_that_outlives_or_follows_another_hands_signals_on,
         a_worker_may_start_a_runtime_also_under_one,
         what_a_host_without_stdout_prints_goes_into_nothing_of_ours,
     ];
@@ -27,6 +26,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_host_that_closes_all_descriptors_hangs_nowhere_and_has_no_orphan,
         a_worker_whose_descriptors_got_others_files_during_a_join_is_lost_and_not_never_started,
         a_supervisor_that_was_given_up_closes_no_file_that_has_its_numbers_now,
+        what_workers_write_to_stderr_is_kept_when_the_reader_of_it_lost_its_descriptor,
     ]);
     tests
 }
@@ -48,6 +48,12 @@ pub(crate) fn closed_scene() {
         eprintln!("to nobody");
         Ok((standard(), bytes))
     }
+    // Another thread may have just opened something and not yet closed it, or given it another number.
+    let become_closed = || {
+        while !standard().is_empty() {
+            std::thread::yield_now();
+        }
+    };
     support::guarded("closed", || {
         support::close_standard_streams();
         // Too much for the control socket: it goes through the arena.
@@ -55,10 +61,17 @@ pub(crate) fn closed_scene() {
         for _ in 0..2 {
             println!("over the arena's first bytes?");
             eprintln!("to the supervisor's bell?");
+            // Nor is the pipe by which the end of a stderr is kept.
+            let kept = support::builder()
+                .stderr_tail(true)
+                .stderr(spawn::Output::Null);
+            let kept = kept.spawn(prints, bytes.clone(), 1).unwrap();
+            become_closed();
+            kept.into_results().unwrap();
             let found = spawn(prints, bytes.clone(), 2).unwrap().into_results();
             let expected = (vec!["/dev/null".to_owned(); 3], bytes.clone());
             assert_eq!(found.unwrap(), [expected.clone(), expected]);
-            assert!(standard().is_empty());
+            become_closed();
         }
     });
 }
@@ -119,11 +132,6 @@ fn signal(program: &Reaped, signal: Signal) {
     pidfd_send_signal(pidfd(program.0.id()), signal).unwrap();
 }
 
-fn end_of(mut program: Reaped) -> (ExitStatus, String) {
-    let text = std::io::read_to_string(program.0.stderr.take().unwrap()).unwrap();
-    (program.0.wait().unwrap(), text)
-}
-
 fn a_signal_that_ends_the_program_ends_its_workers() {
     use std::os::unix::process::ExitStatusExt;
 
@@ -173,6 +181,9 @@ fn a_second_signal_kills_what_the_first_did_not_stop() {
     assert_eq!(line.trim_end(), "SIGINT was seen");
     signal(&program, Signal::TERM);
     workers.iter().for_each(wait_for_end);
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line.trim_end(), "2 came");
     let (status, text) = end_of(program);
     assert!(status.success(), "{text}");
 }
@@ -196,6 +207,7 @@ pub(crate) fn stubborn_scene() {
     }
     println!("SIGINT was seen");
     context.join().unwrap_err();
+    println!("{} came", signals.count());
 }
 
 fn the_guard_gives_signals_back() {
@@ -205,6 +217,28 @@ fn the_guard_gives_signals_back() {
     signal(&program, Signal::TERM);
     workers.iter().for_each(wait_for_end);
     assert_eq!(end_of(program).0.signal(), Some(libc::SIGTERM));
+}
+
+fn a_guard_that_outlives_or_follows_another_hands_signals_on() {
+    let (program, workers, mut output) = program("guards");
+    signal(&program, Signal::TERM);
+    workers.iter().for_each(wait_for_end);
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line.trim_end(), "stopped by SIGTERM");
+    assert!(end_of(program).0.success());
+}
+
+pub(crate) fn guards_scene() {
+    drop(Signals::forward().unwrap());
+    let outlived = Signals::forward().unwrap();
+    let signals = Signals::forward().unwrap();
+    drop(outlived);
+    let mut context = spawn(sleeps, (), 1).unwrap();
+    print_pids(&context.pids());
+    let error = context.join().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Interrupted { .. }));
+    println!("stopped by {}", signals.received().unwrap());
 }
 
 pub(crate) fn released_scene() {
@@ -272,7 +306,7 @@ fn a_worker_whose_descriptors_got_others_files_during_a_join_is_lost_and_not_nev
 }
 
 /// The numbers of the descriptors of this process whose targets start with one of these.
-fn numbers(kinds: &[&str]) -> Vec<i32> {
+pub(crate) fn numbers(kinds: &[&str]) -> Vec<i32> {
     std::fs::read_dir("/proc/self/fd")
         .unwrap()
         .flatten()
@@ -313,6 +347,35 @@ pub(crate) fn reused_scene() {
         assert!(reason.contains("closed the descriptor"), "{reason}");
         // Others are served as before.
         spawn(|_, ()| (), (), 2).unwrap().join().unwrap();
+    });
+}
+
+fn what_workers_write_to_stderr_is_kept_when_the_reader_of_it_lost_its_descriptor() {
+    support::play("deaf");
+}
+
+pub(crate) fn deaf_scene() {
+    fn says_why(_rank: usize, _: ()) {
+        eprintln!("this is why");
+        std::process::exit(3);
+    }
+    support::guarded("deaf", || {
+        let tail = || {
+            let context = spawn::builder()
+                .stderr_tail(true)
+                .stderr(spawn::Output::Null);
+            let error = context.spawn(says_why, (), 1).unwrap().join().unwrap_err();
+            assert!(error.to_string().contains("this is why"), "{error}");
+        };
+        spawn(|_: usize, ()| (), (), 2).unwrap().join().unwrap();
+        let supervisors = numbers(&["anon_inode:[eventpoll"]);
+        tail();
+        // What is there now and was not before reads what workers write.
+        let ours = numbers(&["anon_inode:[eventpoll"]);
+        let number = ours.iter().find(|&number| !supervisors.contains(number));
+        support::put_nothing_in_place_of(*number.unwrap());
+        tail();
+        tail();
     });
 }
 

@@ -2,8 +2,10 @@
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use libtest_mimic::Trial;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spawn::{ErrorKind, Group, Output, Process, spawn_one};
 
 use crate::support::{
@@ -20,6 +22,8 @@ pub(crate) fn tests() -> Vec<Trial> {
         stdin_can_be_a_pipe,
         the_stderr_tail_is_in_the_error_whoever_wrote_it,
         a_stderr_tail_tells_why_a_process_never_started,
+        one_whose_stderr_nobody_reads_holds_up_no_other,
+        who_waits_for_a_process_waits_not_for_whoever_reads_its_stderr,
         nice_and_processors_are_set_before_the_function_runs,
         what_cannot_be_set_is_told,
         daemons_end_when_the_others_have,
@@ -28,6 +32,7 @@ pub(crate) fn tests() -> Vec<Trial> {
     ];
     tests.extend(trials_once![
         what_a_worker_writes_is_passed_on_before_join_returns,
+        a_program_may_hold_its_stderr_while_it_joins,
         one_process_takes_no_rank_and_gives_one_result,
     ]);
     tests
@@ -206,6 +211,82 @@ pub(crate) fn relay_scene() {
     });
 }
 
+fn a_program_may_hold_its_stderr_while_it_joins() {
+    let output = scene("locked").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text:.500}");
+    assert_eq!(text.lines().count(), 20_001, "{text:.500}");
+}
+
+pub(crate) fn locked_scene() {
+    fn writes(_rank: usize, _: ()) {
+        for line in 0..20_000 {
+            eprintln!("line {line}");
+        }
+    }
+    support::guarded("locked", || {
+        let mut stderr = std::io::stderr().lock();
+        let mut context = builder().stderr_tail(true).spawn(writes, (), 1).unwrap();
+        context.join().unwrap();
+        writeln!(stderr, "joined").unwrap();
+    });
+}
+
+fn who_waits_for_a_process_waits_not_for_whoever_reads_its_stderr() {
+    fn writes(_rank: usize, lines: usize) {
+        for _ in 0..lines {
+            eprintln!("{}", "x".repeat(1000));
+        }
+    }
+    // Together more than a pipe holds. Each process has one of its own, which takes all of it: none waits to write.
+    let lines = 50;
+    let (_reader, writer) = std::io::pipe().unwrap();
+    let start = || {
+        let to = writer.try_clone().unwrap();
+        let context = builder().stderr_tail(true).stderr(to);
+        context.spawn(writes, lines, 1).unwrap()
+    };
+    let joined = &mut start();
+    while joined
+        .join_timeout(Duration::from_millis(10))
+        .unwrap()
+        .is_none()
+    {}
+    start().join().unwrap();
+    drop(start());
+    start().detach().unwrap();
+}
+
+fn one_whose_stderr_nobody_reads_holds_up_no_other() {
+    fn writes(_rank: usize, lines: usize) {
+        for _ in 0..lines {
+            eprintln!("{}", "x".repeat(1000));
+        }
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    let full = writer.try_clone().unwrap();
+    let stuck = builder().stderr_tail(true).stderr(writer);
+    let mut stuck = stuck.spawn(writes, 1000, 1).unwrap();
+    let has_room = || {
+        let mut look = [PollFd::new(&full, PollFlags::OUT)];
+        poll(&mut look, Some(&Timespec::default())).unwrap() == 1
+    };
+    while has_room() {
+        std::thread::yield_now();
+    }
+    let null = std::fs::File::options().write(true).open("/dev/null");
+    for to in [Output::Null, null.unwrap().into()] {
+        let others = builder().stderr_tail(true).stderr(to);
+        others.spawn(writes, 200, 2).unwrap().join().unwrap();
+        if stuck.try_join().unwrap().is_some() {
+            panic!("somebody read it");
+        }
+    }
+    // What has no reader any more has no need to be passed on.
+    drop(reader);
+    stuck.join().unwrap();
+}
+
 fn nice_and_processors_are_set_before_the_function_runs() {
     fn looks(_rank: usize, _: ()) -> Result<(i32, Vec<usize>), String> {
         // Also in a thread that the function starts.
@@ -251,11 +332,28 @@ fn what_cannot_be_set_is_told() {
         "{error}"
     );
     let error = builder()
+        .nice(99)
+        .spawn(speaks, (), 1)
+        .unwrap()
+        .join()
+        .unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::NeverStarted { .. })
+            && error
+                .to_string()
+                .contains("to be 99; they go from -20 to 19"),
+        "{error:?}"
+    );
+    let error = builder()
         .current_dir("/nowhere/at/all")
         .spawn(speaks, (), 1)
         .unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Launch), "{error:?}");
-    assert!(error.to_string().contains("No such file"), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("its working directory /nowhere/at/all could not be entered"),
+        "{text}"
+    );
 }
 
 fn daemons_end_when_the_others_have() {
@@ -318,10 +416,7 @@ fn one_process_takes_no_rank_and_gives_one_result() {
     assert_eq!(*process.join().unwrap(), 4);
     assert_eq!(process.into_result().unwrap(), 4);
     let mut process = spawn_one("sleeper", |()| -> () { sleep_for_ever() }, ()).unwrap();
-    assert_eq!(
-        process.join_timeout(std::time::Duration::ZERO).unwrap(),
-        None
-    );
+    assert_eq!(process.join_timeout(Duration::ZERO).unwrap(), None);
     process.terminate();
     assert!(matches!(
         process.join().unwrap_err().kind(),

@@ -11,11 +11,18 @@ use crate::contexts;
 use crate::entry;
 use crate::forkserver;
 use crate::hosts;
+use crate::misuse;
 use crate::namespaces;
 use crate::options;
+use crate::preloads;
+use crate::rights;
+use crate::servers;
+use crate::starts;
+use crate::stopping;
 use crate::support::{
-    self, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, spawn, wait_for_end,
+    self, Gate, Reaped, ignore_signal, pidfd, scene, sleep_for_ever, sleeps, spawn, wait_for_end,
 };
+use crate::tasks;
 use crate::trials;
 
 pub(crate) fn tests() -> Vec<Trial> {
@@ -26,6 +33,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_host_that_ignores_sigchld_is_served,
         two_hundred_spawns_leave_no_descriptor_and_no_zombie,
         a_descriptor_limit_is_an_error_that_leaves_nobody,
+        descriptors_on_their_way_are_waited_for_where_they_are_limited,
         each_descriptor_that_is_missing_is_told_with_what_to_do,
         a_deleted_executable_still_spawns,
     ]
@@ -36,6 +44,8 @@ pub(crate) fn play(name: &str) -> ExitCode {
     match name {
         "arena" => arena::arena_scene(),
         "hello" => entry::hello_scene(),
+        "heir" => entry::heir_scene(),
+        "loader" => entry::loader_scene(),
         "reaper" => entry::reaper_scene(),
         "halted" => entry::halted_scene(),
         "stdin" => entry::stdin_scene(),
@@ -46,10 +56,18 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "many" => many_scene(),
         "limit" => limit_scene(),
         "starved" => starved_scene(),
+        "crowded" => crowded_scene(),
         "deleted" => deleted_scene(),
-        other if forkserver::play(other) => {}
+        other
+            if forkserver::play(other)
+                || preloads::play(other)
+                || rights::play(other)
+                || tasks::play(other)
+                || servers::play(other)
+                || misuse::play(other) => {}
         "detached" => contexts::detached_scene(),
         "masked" => hosts::masked_scene(),
+        "guards" => hosts::guards_scene(),
         "signals" => hosts::signals_scene(),
         "stubborn" => hosts::stubborn_scene(),
         "released" => hosts::released_scene(),
@@ -57,9 +75,17 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "closed" => hosts::closed_scene(),
         "closing" => hosts::closing_scene(),
         "reused" => hosts::reused_scene(),
+        "deaf" => hosts::deaf_scene(),
         "forgotten" => hosts::forgotten_scene(),
         "outside" => namespaces::outside_scene(),
+        "failing" => starts::failing_scene(),
+        "forbidden" => starts::forbidden_scene(),
+        "storm" => starts::storm_scene(),
+        "stops" => starts::stops_scene(),
+        "unsignalled" => stopping::unsignalled_scene(),
+        "untouchable" => stopping::untouchable_scene(),
         "relay" => options::relay_scene(),
+        "locked" => options::locked_scene(),
         _ => {
             eprintln!("there is no scene {name:?}");
             return ExitCode::FAILURE;
@@ -221,7 +247,8 @@ fn many_scene() {
     }
 }
 
-fn descriptors() -> usize {
+/// How many descriptors this process has.
+pub(crate) fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
@@ -272,6 +299,49 @@ fn limit_scene() {
     });
 }
 
+fn descriptors_on_their_way_are_waited_for_where_they_are_limited() {
+    support::play("crowded");
+}
+
+/// Where nobody takes what is sent for a while, more is on its way than a user without rights may have there.
+fn crowded_scene() {
+    use rustix::process::{Resource, Rlimit, Signal, getrlimit, pidfd_send_signal, setrlimit};
+
+    support::guarded("crowded", || {
+        if rustix::process::geteuid().is_root()
+            && let Err(error) = support::become_user(65_533)
+        {
+            eprintln!("skipped: this root cannot become another user: {error}");
+            return;
+        }
+        spawn(|_, ()| (), (), 1).unwrap().join().unwrap();
+        // Each of eight takes two here, and by a fork server five on the way.
+        let limit = Rlimit {
+            current: Some(descriptors() as u64 + 20),
+            ..getrlimit(Resource::Nofile)
+        };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let server = ::spawn::forkserver::pid().map(pidfd);
+        if let Some(server) = &server {
+            pidfd_send_signal(server, Signal::STOP).unwrap();
+        }
+        let main = rustix::thread::gettid();
+        let starting = std::thread::spawn(move || {
+            // Once the main thread waits for it.
+            let stat = format!("/proc/self/task/{main}/stat");
+            while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
+                std::thread::yield_now();
+            }
+            if let Some(server) = &server {
+                pidfd_send_signal(server, Signal::CONT).unwrap();
+            }
+        });
+        let mut context = spawn(|rank, ()| Ok::<_, String>(rank), (), 8).unwrap();
+        starting.join().unwrap();
+        assert_eq!(context.join().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
+    });
+}
+
 fn each_descriptor_that_is_missing_is_told_with_what_to_do() {
     support::play("starved");
 }
@@ -307,13 +377,18 @@ fn starved_scene() {
 }
 
 fn a_deleted_executable_still_spawns() {
-    let copy = std::env::temp_dir().join(format!("spawn-test-deleted-{}", std::process::id()));
-    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
-    let output = std::process::Command::new(&copy)
-        .args(["scene", "deleted"])
-        .output();
-    let _ = std::fs::remove_file(&copy);
-    let output = output.unwrap();
+    let copy = Gate::new("deleted");
+    std::fs::copy(std::env::current_exe().unwrap(), copy.path()).unwrap();
+    let output = loop {
+        let run = std::process::Command::new(copy.path())
+            .args(["scene", "deleted"])
+            .output();
+        match run {
+            // A process that another test started just now has the file open for writing until it is its own program.
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
+            run => break run.unwrap(),
+        }
+    };
     assert!(
         output.status.success(),
         "{}",

@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_worker_killed_from_outside_is_a_failure_that_stops_the_others,
         one_that_ignores_sigterm_is_killed_after_the_grace,
         terminating_is_told_as_an_interruption,
+        dropping_is_told_as_such,
         a_stopper_stops_while_another_thread_joins,
         killing_needs_no_grace,
         an_interrupt_in_a_worker_is_an_interruption,
@@ -27,6 +28,8 @@ pub(crate) fn tests() -> Vec<Trial> {
         dropping_the_context_stops_its_processes,
         a_stopped_process_is_alive_until_it_is_killed,
         spawning_from_a_thread_that_ends_kills_nobody,
+        what_cannot_be_signalled_by_its_descriptor_is_ended_all_the_same,
+        what_cannot_be_signalled_at_all_is_ended_all_the_same,
     ]
 }
 
@@ -106,6 +109,24 @@ fn terminating_is_told_as_an_interruption() {
         "{text}"
     );
     assert!(context.pids().into_iter().all(|pid| !exists(pid)));
+}
+
+fn dropping_is_told_as_such() {
+    let context = spawn(sleeps, (), 1).unwrap();
+    let (sender, told) = std::sync::mpsc::channel();
+    context.on_end(move |end| sender.send(end.clone().unwrap_err()).unwrap());
+    drop(context);
+    let error = told.recv().unwrap();
+    assert!(
+        matches!(error.kind(), ErrorKind::Interrupted { worker: None }),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("because its SpawnContext was dropped"),
+        "{text}"
+    );
+    assert!(!text.contains("on request"), "{text}");
 }
 
 fn a_stopper_stops_while_another_thread_joins() {
@@ -230,4 +251,47 @@ fn spawning_from_a_thread_that_ends_kills_nobody() {
     .unwrap();
     gate.open();
     assert_eq!(context.join().unwrap(), ["alive", "alive"]);
+}
+
+fn what_cannot_be_signalled_by_its_descriptor_is_ended_all_the_same() {
+    support::play("unsignalled");
+}
+
+/// A filter that is older than the system call, as that of a container.
+pub(crate) fn unsignalled_scene() {
+    support::guarded("unsignalled", || {
+        support::forbid(libc::SYS_pidfd_send_signal);
+        let mut context = spawn(sleeps, (), 2).unwrap();
+        let pids = context.pids();
+        context.terminate();
+        context.join().unwrap_err();
+        assert!(!pids.into_iter().any(exists));
+        ends_anyhow();
+    });
+}
+
+fn what_cannot_be_signalled_at_all_is_ended_all_the_same() {
+    support::play("untouchable");
+}
+
+/// As a program that gave the right to do so away, but that its processes cannot have kept it here.
+pub(crate) fn untouchable_scene() {
+    support::guarded("untouchable", || {
+        support::forbid(libc::SYS_pidfd_send_signal);
+        support::forbid(libc::SYS_kill);
+        ends_anyhow();
+    });
+}
+
+fn ends_anyhow() {
+    let running = spawn(waits_for_nothing, (), 2).unwrap();
+    let pids = running.pids();
+    running.kill();
+    drop(running);
+    assert!(!pids.into_iter().any(exists));
+}
+
+/// Forbidden calls are forbidden to a worker too: it ends itself by another.
+fn waits_for_nothing(_rank: usize, _: ()) {
+    sleep_for_ever();
 }

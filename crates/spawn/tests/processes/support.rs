@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
@@ -15,8 +16,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use spawn::{Outcome, SpawnContext, StartMethod};
 
-/// A hang ends the whole run after this long.
-const WATCHDOG: Duration = Duration::from_secs(60);
+/// A hang ends the whole run after this long: far more than any test takes on a machine that does much else.
+const WATCHDOG: Duration = Duration::from_secs(180);
 
 thread_local! {
     /// The start method that the test on this thread is about.
@@ -48,6 +49,14 @@ where
 pub(crate) fn builder() -> spawn::Builder {
     spawn::builder().start_method(method())
 }
+
+/// [`spawn::builder`] with the start method by a fork server, whatever is tested.
+pub(crate) fn by_server() -> spawn::Builder {
+    spawn::builder().start_method(StartMethod::Forkserver)
+}
+
+/// A function of a process that matters by its start only.
+pub(crate) fn nothing(_rank: usize, _: ()) {}
 
 /// A test of one start method, under a watchdog.
 pub(crate) fn test(name: &'static str, method: StartMethod, body: fn()) -> Trial {
@@ -138,6 +147,12 @@ impl Drop for Reaped {
     }
 }
 
+/// Waits for the end of a program; how it ended, and what it wrote to its stderr.
+pub(crate) fn end_of(mut program: Reaped) -> (ExitStatus, String) {
+    let text = std::io::read_to_string(program.0.stderr.take().unwrap()).unwrap();
+    (program.0.wait().unwrap(), text)
+}
+
 /// A descriptor for a process that is there.
 pub(crate) fn pidfd(pid: u32) -> OwnedFd {
     let pid = Pid::from_raw(pid as i32).expect("a pid");
@@ -164,7 +179,11 @@ pub(crate) struct Gate(PathBuf);
 
 impl Gate {
     pub(crate) fn new(name: &str) -> Gate {
-        let path = std::env::temp_dir().join(format!("spawn-test-{}-{name}", std::process::id()));
+        // The same test runs for several start methods at once.
+        static GATES: AtomicU64 = AtomicU64::new(0);
+        let number = GATES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("spawn-test-{}-{number}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         let _ = std::fs::remove_file(&path);
         Gate(path)
     }
@@ -223,31 +242,34 @@ pub(crate) fn ignore_signal(signal: i32) {
     assert_ne!(before, libc::SIG_ERR);
 }
 
-/// Makes `clone3` unknown to this process and to all that it makes, and if told so also a copy of a process as its
-/// sibling.
-pub(crate) fn refuse_clone3(and_siblings: bool) {
-    let step = |code: u32, k: u32, jf: u8| libc::sock_filter {
+/// A step of a filter of system calls.
+fn step(code: u32, k: u32, jf: u8) -> libc::sock_filter {
+    libc::sock_filter {
         code: code as u16,
         jt: 0,
         jf,
         k,
-    };
-    let load = |offset: u32| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0);
-    // Goes on to the next line if it is that, else skips some.
-    let is = |call: libc::c_long, skip: u8| {
-        step(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            call as u32,
-            skip,
-        )
-    };
-    let answer = |errno: i32| {
-        step(
-            libc::BPF_RET | libc::BPF_K,
-            libc::SECCOMP_RET_ERRNO | errno as u32,
-            0,
-        )
-    };
+    }
+}
+
+fn load(offset: u32) -> libc::sock_filter {
+    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0)
+}
+
+/// Goes on to the next line if it is that call, else skips some.
+fn is(call: libc::c_long, skip: u8) -> libc::sock_filter {
+    let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    step(jump, call as u32, skip)
+}
+
+fn answer(errno: i32) -> libc::sock_filter {
+    let answer = libc::SECCOMP_RET_ERRNO | errno as u32;
+    step(libc::BPF_RET | libc::BPF_K, answer, 0)
+}
+
+/// Makes `clone3` unknown to this process and to all that it makes, and if told so also a copy of a process as its
+/// sibling.
+pub(crate) fn refuse_clone3(and_siblings: bool) {
     let mut program = vec![load(0), is(libc::SYS_clone3, 1), answer(libc::ENOSYS)];
     if and_siblings {
         // The lower half of the first argument.
@@ -264,6 +286,25 @@ pub(crate) fn refuse_clone3(and_siblings: bool) {
             answer(libc::EPERM),
         ]);
     }
+    filter(program);
+}
+
+/// Forbids a system call to all threads of this process and to all that it makes, which it also forbids to gain rights.
+pub(crate) fn forbid(call: libc::c_long) {
+    filter(vec![load(0), is(call, 1), answer(libc::EPERM)]);
+}
+
+/// The same, to the calling thread and to what it makes.
+pub(crate) fn forbid_here(call: libc::c_long) {
+    filter_with(vec![load(0), is(call, 1), answer(libc::EPERM)], 0);
+}
+
+/// All other calls pass.
+fn filter(program: Vec<libc::sock_filter>) {
+    filter_with(program, libc::SECCOMP_FILTER_FLAG_TSYNC);
+}
+
+fn filter_with(mut program: Vec<libc::sock_filter>, flags: libc::c_ulong) {
     program.push(step(
         libc::BPF_RET | libc::BPF_K,
         libc::SECCOMP_RET_ALLOW,
@@ -278,13 +319,55 @@ pub(crate) fn refuse_clone3(and_siblings: bool) {
     assert_eq!(no_new, 0);
     // SAFETY: the filter points to a program of the length that it says, and both live until the kernel has copied them.
     let set = unsafe {
-        libc::prctl(
-            libc::PR_SET_SECCOMP,
-            libc::SECCOMP_MODE_FILTER,
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
             &raw const filter,
         )
     };
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Makes all threads of this process another user's, for good.
+pub(crate) fn become_user(id: u32) -> std::io::Result<()> {
+    // SAFETY: the call takes numbers only.
+    let groups = unsafe { libc::setresgid(id, id, id) };
+    // SAFETY: as above.
+    if groups != 0 || unsafe { libc::setresuid(id, id, id) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Puts a variable into the environment whose name begins with `=`, which no other call does.
+pub(crate) fn put_odd_variable() {
+    let text = c"=ODD=1".as_ptr().cast_mut();
+    // SAFETY: the text lives as long as the program, and nobody writes to it. No other thread of a scene reads or writes
+    // the environment meanwhile.
+    assert_eq!(unsafe { libc::putenv(text) }, 0);
+}
+
+/// Forks this process by the C library's own call. `true` in the child; in the parent only when the child has ended.
+pub(crate) fn fork_and_wait() -> bool {
+    // SAFETY: the child has the thread that calls this and no other one; the C library's own locks are free in it. It
+    // does what the tests are about, and ends.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid > 0 {
+        let pid = Pid::from_raw(pid);
+        rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).expect("a child");
+    }
+    pid == 0
+}
+
+/// The same; the child does this and ends, without what a process does at its exit.
+pub(crate) fn bare_fork(child: impl FnOnce()) {
+    if fork_and_wait() {
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+        // SAFETY: ends this process.
+        unsafe { libc::_exit(0) };
+    }
 }
 
 /// Blocks the signals that end a program, in this thread and those that it starts.

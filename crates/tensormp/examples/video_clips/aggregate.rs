@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use tensormp::pipeline::{Context, Flow, Input, Output, Parts, Stage, StageError, TensorSpec};
+use tensormp::pipeline::{
+    Context, Flow, Input, Output, Parts, Segments, Stage, StageError, TensorSpec,
+};
 
 use crate::convolve::FILTERS;
 
@@ -29,6 +31,10 @@ impl Stage for Aggregate {
 
     fn output_spec(_: &AggregateParams) -> Vec<TensorSpec> {
         Vec::new()
+    }
+
+    fn needs_segments(_: &AggregateParams) -> Segments {
+        Segments::All
     }
 
     fn new(params: AggregateParams, _: &Context) -> Result<Self, StageError> {

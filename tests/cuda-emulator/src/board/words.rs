@@ -56,10 +56,21 @@ impl Words {
             };
         }
         // Acquire: pairs with `finish`, so that what the operation wrote is seen.
-        match stream.done.load(Ordering::Acquire) >= ticket.sequence {
-            true => Progress::Done,
-            false => Progress::Pending,
+        if stream.done.load(Ordering::Acquire) < ticket.sequence {
+            return Progress::Pending;
         }
+        // Acquire: pairs with `turn`, which counts up before it sets `done` for those who come next: such a `done` says
+        // nothing of this ticket.
+        match stream.generation.load(Ordering::Acquire) == generation {
+            true => Progress::Done,
+            false => self.progress(ticket, dead_happen),
+        }
+    }
+
+    /// Whether a stream that is there has finished so many operations.
+    pub(crate) fn has_done(&self, stream: usize, issued: u32) -> bool {
+        // Acquire: pairs with `finish`.
+        self.streams[stream].done.load(Ordering::Acquire) >= issued
     }
 
     /// Waits a while until the operation is finished; whether it is.
@@ -134,5 +145,41 @@ impl Words {
         while self.hold.load(Ordering::Acquire) == 1 {
             futex_wait(&self.hold, 1, Duration::from_millis(100));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32};
+
+    use super::*;
+    use crate::board::Board;
+
+    #[test]
+    fn what_the_dead_left_undone_is_never_seen_as_done_while_its_slot_is_given_away() {
+        let (_file, board) = Board::create().unwrap();
+        let words = &board.words;
+        let latest = AtomicU32::new(words.turn(7, 0, false));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for sequence in 1..=200_000 {
+                    latest.store(words.turn(7, sequence, true), Ordering::Release);
+                }
+                is_over.store(true, Ordering::Release);
+            });
+            while !is_over.load(Ordering::Acquire) {
+                let ticket = Ticket {
+                    stream: 7,
+                    generation: latest.load(Ordering::Acquire),
+                    // The one that its process dies with.
+                    sequence: words.done(7) + 1,
+                };
+                // Of a slot that was not given away in between.
+                if words.streams[7].generation.load(Ordering::Acquire) == ticket.generation {
+                    assert_ne!(words.progress(ticket, false), Progress::Done, "{ticket:?}");
+                }
+            }
+        });
     }
 }

@@ -11,7 +11,7 @@ mod rate;
 
 pub(crate) use by_hand::{ByHand, Handed};
 pub(crate) use line::Line;
-pub(crate) use rate::{Alone, Rate};
+pub(crate) use rate::{Bare, Rate};
 
 use super::payload::Size;
 use super::stream::Stream;

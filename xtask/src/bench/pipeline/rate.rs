@@ -1,5 +1,6 @@
 //! How much of the slowest step's own rate a pipeline keeps when it can hardly keep up: three steps, of which the two that
-//! work need one and a half CPUs together. The floor is the slower one's work without a pipeline.
+//! work need one and a half CPUs together. The floor is the slower one's work without a pipeline, and in another case the work
+//! of both, which tells what is the pipeline's from what is the machine's.
 
 use mp_queue::{Queue, Receiver, Sender};
 use pipeline::{
@@ -33,13 +34,22 @@ fn work(rounds: u64) -> u64 {
     number
 }
 
-/// The slower step's work, again and again.
-#[derive(Debug)]
-pub(crate) struct Alone;
+/// The work without a pipeline, again and again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Bare {
+    /// The slower step's.
+    Alone,
+    /// That of both steps that work, on two threads, each as fast as it can and nothing handed on: what the machine gives to so
+    /// much work at that moment. The slower step alone needs one CPU only, and does not show that the other one is busy.
+    Apart,
+}
 
-impl Subject for Alone {
+impl Subject for Bare {
     fn name(&self) -> String {
-        "slowest step alone".to_owned()
+        match self {
+            Self::Alone => "slowest step alone".to_owned(),
+            Self::Apart => "steps apart".to_owned(),
+        }
     }
 
     fn metric(&self) -> &'static str {
@@ -56,21 +66,32 @@ impl Subject for Alone {
 
     fn open(&self, side: Side, _: Link) -> Result<Box<dyn End>> {
         Ok(if side == Side::A {
-            Box::new(Working)
+            Box::new(*self)
         } else {
             Box::new(Idle)
         })
     }
 }
 
-struct Working;
-
-impl End for Working {
+impl End for Bare {
     fn run(&mut self, samples: usize) -> Result<Vec<u64>> {
+        let all = |rounds| {
+            for _ in 0..ITEMS {
+                std::hint::black_box(work(rounds));
+            }
+        };
+        let apart = |rounds| {
+            unpin();
+            all(rounds);
+        };
         let taken = (0..samples).map(|_| {
             let start = clock::now();
-            for _ in 0..ITEMS {
-                std::hint::black_box(work(ROUNDS));
+            match self {
+                Self::Alone => all(ROUNDS),
+                Self::Apart => std::thread::scope(|scope| {
+                    scope.spawn(|| apart(ROUNDS / 2));
+                    scope.spawn(|| apart(ROUNDS));
+                }),
             }
             (clock::now() - start) / ITEMS as u64
         });
@@ -80,11 +101,14 @@ impl End for Working {
 
 /// The pipeline.
 #[derive(Debug)]
-pub(crate) struct Rate;
+pub(crate) struct Rate {
+    /// What its name says of its floor.
+    pub(crate) beside: &'static str,
+}
 
 impl Subject for Rate {
     fn name(&self) -> String {
-        "saturated 18MB".to_owned()
+        format!("saturated 18MB{}", self.beside)
     }
 
     fn metric(&self) -> &'static str {

@@ -123,15 +123,15 @@ impl Cuda {
                 (_, true) => {
                     Err("the device is integrated (Tegra), which shares no memory by handle")
                 }
-                _ => Ok(()),
+                _ => self.symbols.for_handles(),
             },
             descriptors: match (virtual_memory, descriptors) {
                 (false, _) => Err("the device or its driver manages no virtual memory"),
                 (_, false) => Err("the device shares no memory by descriptor"),
-                _ => Ok(()),
+                _ => self.symbols.for_descriptors(),
             },
             events: if events {
-                Ok(())
+                self.symbols.for_events()
             } else {
                 Err("the device shares no events")
             },
@@ -216,6 +216,10 @@ impl Driver for Cuda {
 
     fn synchronize(&self, stream: &RawStream) -> Result<()> {
         self.stream_synchronize(stream)
+    }
+
+    fn is_idle(&self, stream: &RawStream) -> Result<bool> {
+        self.stream_query(stream)
     }
 
     fn new_event(&self, device: u32, shared: bool) -> Result<RawEvent> {

@@ -46,6 +46,16 @@ impl Cuda {
         check("cuStreamSynchronize", unsafe { synchronize(raw(stream)) })
     }
 
+    pub(super) fn stream_query(&self, stream: &RawStream) -> Result<bool> {
+        let _entered = self.enter(stream.device)?;
+        let query = self.symbols.stream_query()?;
+        // SAFETY: the stream lives, as its handle does.
+        match unsafe { query(raw(stream)) } {
+            NOT_READY => Ok(false),
+            code => check("cuStreamQuery", code).map(|()| true),
+        }
+    }
+
     pub(super) fn stream_wait(&self, stream: &RawStream, event: &RawEvent) -> Result<()> {
         let _entered = self.enter(stream.device)?;
         let wait = self.symbols.stream_wait()?;

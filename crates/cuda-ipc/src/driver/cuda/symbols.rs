@@ -71,6 +71,37 @@ fn missing(call: &'static str) -> Error {
     )
 }
 
+/// Fails with the first call that is not there.
+macro_rules! all_of {
+    ($symbols:ident: $($field:ident $name:literal),*) => {{
+        $(
+            if $symbols.$field.is_none() {
+                return Err(concat!("the driver library lacks ", $name));
+            }
+        )*
+        Ok(())
+    }};
+}
+
+/// What each way to other processes takes, of what a driver may lack.
+impl Symbols {
+    pub(super) fn for_handles(&self) -> Result<(), &'static str> {
+        all_of!(self: ipc_export "cuIpcGetMemHandle", ipc_open "cuIpcOpenMemHandle_v2", ipc_close "cuIpcCloseMemHandle",
+            mem_range "cuMemGetAddressRange_v2")
+    }
+
+    pub(super) fn for_descriptors(&self) -> Result<(), &'static str> {
+        all_of!(self: granularity "cuMemGetAllocationGranularity", mem_create "cuMemCreate", mem_release "cuMemRelease",
+            reserve "cuMemAddressReserve", unreserve "cuMemAddressFree", map "cuMemMap", unmap "cuMemUnmap",
+            set_access "cuMemSetAccess", export_descriptor "cuMemExportToShareableHandle",
+            import_descriptor "cuMemImportFromShareableHandle")
+    }
+
+    pub(super) fn for_events(&self) -> Result<(), &'static str> {
+        all_of!(self: ipc_export_event "cuIpcGetEventHandle", ipc_open_event "cuIpcOpenEventHandle")
+    }
+}
+
 type Context = *mut c_void;
 type Stream = *mut c_void;
 type Event = *mut c_void;
@@ -99,6 +130,7 @@ symbols! {
     stream_create b"cuStreamCreate\0" (*mut Stream, c_uint);
     stream_destroy b"cuStreamDestroy_v2\0" (Stream);
     stream_synchronize b"cuStreamSynchronize\0" (Stream);
+    stream_query b"cuStreamQuery\0" (Stream);
     stream_wait b"cuStreamWaitEvent\0" (Stream, Event, c_uint);
     event_create b"cuEventCreate\0" (*mut Event, c_uint);
     event_destroy b"cuEventDestroy_v2\0" (Event);

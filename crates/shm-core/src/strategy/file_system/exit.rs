@@ -68,7 +68,7 @@ pub(crate) fn left(segment: &Segment, locks: &RowLocks) {
         _ => Ok(false),
     });
     if let Err(error) = outcome {
-        tracing::warn!(%error, "the file of a named arena stays behind");
+        crate::say!(warn, %error, "the file of a named arena stays behind");
     }
 }
 

@@ -121,7 +121,7 @@ pub(super) fn sweep_made_up(directory: &Path) {
     for path in paths.iter().filter(|path| is_made_up(path)).take(LOOKED_AT) {
         let over = matches!(look_at(path, false), Ok(Some((found, _))) if is_over(found.standing));
         if over && let Err(error) = sweep_one(path) {
-            tracing::debug!(%error, path = %path.display(), "an abandoned arena stays");
+            crate::say!(debug, %error, path = %path.display(), "an abandoned arena stays");
         }
     }
 }

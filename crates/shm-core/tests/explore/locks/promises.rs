@@ -2,28 +2,14 @@
 
 use super::Role::{Locker, Party, Reader, Reaper, Writer};
 use super::{Config, Locks, Variant};
-use crate::run;
+use crate::{all_is_well, is_noticed};
 
-/// Checks that nothing goes wrong in a world of locks.
 fn lock_holds(name: &str, config: Config) {
-    let report = run(name, &Locks::new(config));
-    if let Some(violation) = report.violation {
-        panic!("{name}: {violation}");
-    }
-    assert!(report.ends > 0, "{name} never ends");
+    all_is_well(name, &Locks::new(config));
 }
 
-/// Checks that the explorer notices what a variant of locks does wrong.
 fn lock_fails(variant: Variant, with: &str, config: Config) {
-    let name = format!("{variant:?}");
-    let report = run(&name, &Locks::new(Config { variant, ..config }));
-    let violation = report.violation;
-    assert!(
-        violation
-            .as_ref()
-            .is_some_and(|violation| violation.contains(with)),
-        "{name} should have been noticed by {with:?}, not {violation:?}"
-    );
+    is_noticed(&variant, with, &Locks::new(Config { variant, ..config }));
 }
 
 /// Two that lock once, one reaper, one kill.

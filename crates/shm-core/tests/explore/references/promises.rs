@@ -1,27 +1,15 @@
 //! What must hold of references, and what the explorer must notice.
 
 use super::{Config, References, Role, Variant};
-use crate::run;
+use crate::{all_is_well, is_noticed};
 
 fn holds(name: &str, config: Config) {
-    let report = run(name, &References::new(config));
-    if let Some(violation) = report.violation {
-        panic!("{name}: {violation}");
-    }
-    assert!(report.ends > 0, "{name} never ends");
+    all_is_well(name, &References::new(config));
 }
 
-/// Checks that the explorer notices what a variant does wrong: the violation says `with`.
 fn fails(variant: Variant, with: &str, config: Config) {
-    let name = format!("{variant:?}");
-    let report = run(&name, &References::new(Config { variant, ..config }));
-    let violation = report.violation;
-    assert!(
-        violation
-            .as_ref()
-            .is_some_and(|violation| violation.contains(with)),
-        "{name} should have been noticed by {with:?}, not {violation:?}"
-    );
+    let world = References::new(Config { variant, ..config });
+    is_noticed(&variant, with, &world);
 }
 
 const MOVING: Config = Config::BASE;

@@ -50,8 +50,11 @@ fn paths(device: Device) -> Vec<Line> {
             )];
         }
     };
-    let asked = cuda_ipc::Options::new().asked_path();
-    let (path, found) = match probe.choose(asked) {
+    let asked = cuda_ipc::Options::new().check_path();
+    let chosen = asked
+        .map_err(|error| error.to_string())
+        .and_then(|asked| probe.choose(asked));
+    let (path, found) = match chosen {
         Ok((path, why)) => (Some(path), format!("{path:?}: {why}")),
         Err(why) => (None, why),
     };

@@ -1,0 +1,80 @@
+//! The streams of this process by their numbers: what marks call them.
+//!
+//! A number is given to another stream when nobody has the one before, and all that was recorded in that has happened; the
+//! one that was free for the longest time comes first. The ledger's counts go on, so that what it says of a number is of one
+//! stream only.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::awaits::Awaits;
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::ledger;
+use crate::mark::NO_NUMBER;
+
+/// All streams of which something may still come.
+pub(crate) static ALL: Mutex<Vec<Arc<Awaits>>> = Mutex::new(Vec::new());
+
+/// What is kept of a stream: of a new one, or one that somebody else made, which may be known by another handle.
+pub(crate) fn of(
+    driver: &'static dyn Driver,
+    device: Device,
+    borrowed: Option<usize>,
+) -> Arc<Awaits> {
+    /// The number that was given last, and one.
+    static NEXT: AtomicU8 = AtomicU8::new(0);
+    let mut all = ALL.lock();
+    let known = all
+        .iter()
+        .find(|one| borrowed.is_some() && one.borrowed == borrowed && one.device == device);
+    if let Some(known) = known {
+        known.handles.fetch_add(1, Ordering::AcqRel);
+        return known.clone();
+    }
+    all.retain(|one| !one.is_over());
+    let next = NEXT.load(Ordering::Relaxed);
+    let is_free = |number: &u8| all.iter().all(|one| one.number != *number);
+    let number = (next..NO_NUMBER).chain(0..next).find(is_free);
+    let number = number.unwrap_or(NO_NUMBER);
+    if number != NO_NUMBER {
+        NEXT.store((number + 1) % NO_NUMBER, Ordering::Relaxed);
+    }
+    let made = Arc::new(Awaits::new(driver, device, borrowed, number));
+    all.push(made.clone());
+    made
+}
+
+/// All of them, as they are now.
+pub(crate) fn all() -> Vec<Arc<Awaits>> {
+    ALL.lock().clone()
+}
+
+/// Looks at all streams; called by the thread that watches the arena.
+pub(crate) fn look() {
+    all().iter().for_each(|one| one.look());
+    ALL.lock().retain(|one| !one.is_over());
+}
+
+/// What this process waits for with a stream of that number, if it is known and may never happen.
+pub(crate) fn may_be_lost(number: u8) -> bool {
+    let all = ALL.lock();
+    let known = all.iter().find(|one| one.number == number);
+    known.is_some_and(|one| one.is_lost() || !one.is_empty())
+}
+
+/// The end of this process in peace: those streams that nobody has are done, until then; all of them, if the others are.
+/// What is recorded without a number can then be said to be done as well.
+pub(crate) fn end(others_are: bool, until: Instant) {
+    let mut is_done = others_are;
+    let unnumbered = ledger::recorded(NO_NUMBER);
+    for one in all() {
+        is_done &= one.is_left_done(until);
+    }
+    if is_done {
+        ledger::set_all_done(unnumbered);
+    }
+}

@@ -1,0 +1,58 @@
+//! Memory that somebody else made: its owner is dropped when nobody uses it any more.
+//!
+//! The owner's allocator knows nothing of this crate, so it must not wait for the next allocation here. Who wraps more looks
+//! first what is over; for who does nothing, the thread that watches the arena looks twice a second.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::hub::Hub;
+use crate::memory::Memory;
+use crate::place::Place;
+use crate::stuck;
+
+impl Hub {
+    /// Whether some of it is held by nobody any more. Waits for nobody.
+    pub(crate) fn has_wrapped_to_drop(&self) -> bool {
+        let Some(pools) = self.pools.try_lock() else {
+            return false;
+        };
+        pools.values().any(|pool| {
+            pool.try_lock()
+                .is_some_and(|pool| pool.has_wrapped_to_drop())
+        })
+    }
+
+    /// Drops the owners of what nobody uses any more, and on which all work is done: asked without waiting. Who has it open is
+    /// asked to close it.
+    pub(crate) fn drop_owners(&self, all: bool) {
+        for pool in self.pools() {
+            let gone = pool.lock().take_wrapped(all, |memory| {
+                if memory.is_open_elsewhere() {
+                    memory.retire(self);
+                    return false;
+                }
+                self.is_done_with(memory)
+            });
+            for memory in gone {
+                // Of whoever made it: it is no business of who happens to come by.
+                if catch_unwind(AssertUnwindSafe(|| self.give_up(&memory))).is_err() {
+                    tracing::error!(
+                        "the owner of wrapped device memory panicked when it was dropped"
+                    );
+                }
+            }
+        }
+    }
+
+    fn is_done_with(&self, memory: &Arc<Memory>) -> bool {
+        let Ok(station) = self.station() else {
+            return false;
+        };
+        let is_stuck = stuck::all().iter().any(|one| one.device == memory.device);
+        let place = Place::Home(memory.clone(), station);
+        !is_stuck
+            && memory.worked.lock().is_over()
+            && place.is_quiet(0, self.driver).unwrap_or(false)
+    }
+}

@@ -1,0 +1,67 @@
+//! The keys of a table of a configuration, each asked for by its name.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+use crate::nearest::instead_of;
+
+/// What is told of a value, without all of it where that is long.
+fn in_short(told: &str) -> String {
+    const MOST: usize = 300;
+    match told.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{} …", &told[..end]),
+        None => told.to_owned(),
+    }
+}
+
+/// The keys of a table, taken out one after the other.
+pub(super) struct Keys<'a> {
+    at: &'a str,
+    pub(super) rest: Map<String, Value>,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn of(value: &Value, at: &'a str) -> Result<Self> {
+        match value.as_object() {
+            Some(map) => Ok(Self {
+                at,
+                rest: map.clone(),
+            }),
+            None => Err(Error::invalid(format!(
+                "{at}: a table of keys was expected"
+            ))),
+        }
+    }
+
+    /// The value of a key, by its own name or RnB's.
+    pub(super) fn take<T: DeserializeOwned>(&mut self, key: &str, rnb: &str) -> Result<Option<T>> {
+        let (name, value) = match (self.rest.remove(key), self.rest.remove(rnb)) {
+            (None, None) => return Ok(None),
+            (Some(value), None) => (key, value),
+            (None, Some(value)) => (rnb, value),
+            (Some(_), Some(_)) if key == rnb => return Ok(None),
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid(format!(
+                    "{}, {key}: {rnb} says the same; leave one out",
+                    self.at
+                )));
+            }
+        };
+        serde_json::from_value(value).map(Some).map_err(|error| {
+            let told = in_short(&error.to_string());
+            Error::invalid(format!("{}, {name}: {told}", self.at))
+        })
+    }
+
+    pub(super) fn need<T: DeserializeOwned>(&mut self, key: &str, rnb: &str) -> Result<T> {
+        if let Some(value) = self.take(key, rnb)? {
+            return Ok(value);
+        }
+        Err(Error::invalid(format!(
+            "{}, {key}: it is missing{}",
+            self.at,
+            instead_of(key, self.rest.keys())
+        )))
+    }
+}

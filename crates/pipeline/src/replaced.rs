@@ -1,0 +1,308 @@
+//! Processes that fail and are replaced, and what is told of them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use shm_core::Arena;
+use shm_core::clock::now_ns;
+use spawn::Group;
+
+use crate::board::State;
+use crate::error::{Error, Result};
+use crate::item::Item;
+use crate::process::Work;
+use crate::progress::notice;
+use crate::runner::{Crew, Runner};
+use crate::step::Unfinished;
+use crate::time_card::{Outcome as ItemOutcome, TimeCard};
+
+/// How long what a dead process has sent is waited for. Who keeps it back for longer was stopped.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A process that failed, and whose place another one took ([`Step::restart`](crate::Step::restart)).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+#[serde(default)]
+pub struct Replaced {
+    /// The process id that it had.
+    pub pid: u32,
+    /// When it was seen to have failed, CLOCK_MONOTONIC nanoseconds.
+    pub at_ns: u64,
+    /// Why, as its error would have been told.
+    pub cause: String,
+    /// Items that it had taken.
+    pub inputs: u64,
+    /// Items that it had published.
+    pub outputs: u64,
+    /// Of the items that it had, those that were delivered again.
+    pub redelivered: u64,
+    /// Of the items that it had, those that count as failed.
+    pub failed: u64,
+}
+
+/// Processes of one place that were replaced for one cause.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+#[serde(default)]
+pub struct Replacements {
+    /// The step.
+    pub step: String,
+    /// The processes' name.
+    pub process: String,
+    /// How often.
+    pub count: u64,
+    /// Why, in one line, without the process id.
+    pub cause: String,
+}
+
+impl Replacements {
+    /// Puts together what is of one cause, in the order of the first of each.
+    pub(crate) fn gather<'a>(
+        places: impl IntoIterator<Item = (&'a str, &'a str, &'a [Replaced])>,
+    ) -> Vec<Self> {
+        let mut gathered: Vec<Self> = Vec::new();
+        for (step, process, replaced) in places {
+            let from = gathered.len();
+            for one in replaced {
+                let cause = one.in_short(process);
+                match gathered[from..].iter_mut().find(|same| same.cause == cause) {
+                    Some(same) => same.count += 1,
+                    None => gathered.push(Self {
+                        step: step.to_owned(),
+                        process: process.to_owned(),
+                        count: 1,
+                        cause,
+                    }),
+                }
+            }
+        }
+        gathered
+    }
+}
+
+/// `process "infer.1" was replaced 2 times: it was killed by SIGKILL …`
+impl fmt::Display for Replacements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            process,
+            count,
+            cause,
+            ..
+        } = self;
+        write!(
+            f,
+            "process {process:?} was replaced {}: it {cause}",
+            times(*count)
+        )
+    }
+}
+
+/// `once`, `2 times`.
+pub(crate) fn times(count: u64) -> String {
+    match count {
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    }
+}
+
+impl Replaced {
+    /// The first line of the cause, without whom it is about.
+    fn in_short(&self, process: &str) -> String {
+        let line = self.cause.lines().next().unwrap_or_default();
+        // By its process id where it ended, by its rank where it was ended.
+        let named = format!("process {process:?} (pid {}) ", self.pid);
+        let ranked = format!(" ({process:?}) ");
+        line.strip_prefix(&named)
+            .or_else(|| line.split_once(&ranked).map(|(_, cause)| cause))
+            .unwrap_or(line)
+            .to_owned()
+    }
+}
+
+impl Runner {
+    /// A process is gone that had brought everything home: it is not missed. Whether that is so.
+    pub(crate) fn had_returned(&mut self, rank: usize) -> bool {
+        let since = Instant::now();
+        loop {
+            self.hear();
+            let is_on_its_way = || self.wiring.board.has_brought(rank as u32);
+            if self.brought[rank].is_some() || !is_on_its_way() || since.elapsed() > PATIENCE {
+                break;
+            }
+            // Another is in the middle of sending something before it: it is slow, or dead.
+            if let Ok(arena) = Arena::current() {
+                arena.bury_the_dead();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let Some(outcome) = self.brought[rank].take() else {
+            return false;
+        };
+        tracing::debug!(rank, "a process failed behind its end");
+        self.outcomes[rank] = Some(outcome);
+        // Where it had no time to say so itself: those behind it end, and those before it learn that nobody takes more.
+        self.wiring.board.enter(rank as u32, State::Done);
+        if let Ok(arena) = Arena::current() {
+            arena.bury_the_dead();
+        }
+        self.wiring.wake_writers();
+        self.let_go_of_finished_steps();
+        true
+    }
+
+    /// Starts another process in the place of one that failed, with what that had begun.
+    pub(crate) fn replace(
+        &mut self,
+        index: usize,
+        rank: usize,
+        error: &spawn::Error,
+    ) -> Result<()> {
+        let hung = self.hung[rank].take();
+        let mut replaced = Replaced {
+            pid: self.workers[rank].as_ref().map_or(0, |worker| worker.pid),
+            at_ns: now_ns(),
+            cause: hung.unwrap_or_else(|| error.to_string()),
+            ..Replaced::default()
+        };
+        self.restarts[rank] += 1;
+        // What the dead process noted last is here by now.
+        self.hear();
+        let mut backlog = Vec::new();
+        let unfinished = self.wiring.unfinished(rank);
+        for place in &self.wiring.seats[rank].ledger.clone() {
+            let Ok(item) = place.try_get() else { continue };
+            let outcome = match unfinished {
+                Unfinished::Redeliver => ItemOutcome::Redelivered,
+                Unfinished::Report => ItemOutcome::Failed,
+            };
+            self.note_unfinished(rank, &item, outcome)?;
+            match unfinished {
+                Unfinished::Redeliver => {
+                    replaced.redelivered += 1;
+                    backlog.push(item);
+                }
+                Unfinished::Report => {
+                    replaced.failed += 1;
+                    self.account.end(&item.members, outcome);
+                }
+            }
+        }
+        (replaced.inputs, replaced.outputs) = self.wiring.board.counts(rank as u32);
+        self.note_replaced(rank, replaced);
+        self.publish_progress();
+        // Taken from the end.
+        backlog.sort_by_key(|item| std::cmp::Reverse((item.id, item.part)));
+        self.wiring.board.forget(rank as u32);
+        self.cards[rank] = 0;
+        self.wiring.board.count_death();
+        // What it read is free, and no reader tells those who wait for it.
+        Arena::current()?.bury_the_dead();
+        self.wiring.wake_writers();
+        let post = self.wiring.post(rank, self.restarts[rank]);
+        let Some(mut post) = post else {
+            return Err(Error::invalid(
+                "a process was to be replaced after the run had let go of its queues",
+            ));
+        };
+        post.slots = self.wiring.make_slots(rank)?;
+        post.backlog = backlog;
+        let work = Work { params: (), post };
+        let mut group = Group::new().apart();
+        if let Some(grace) = self.grace {
+            group = group.grace(grace);
+        }
+        let maker = Arc::clone(&self.wiring.group_of(rank).maker);
+        maker.add(&mut group, self.wiring.process(rank), work)?;
+        self.crews[index] = Crew::new(group.start()?, vec![rank]);
+        self.note_pids();
+        Ok(())
+    }
+
+    fn note_unfinished(&mut self, rank: usize, item: &Item, outcome: ItemOutcome) -> Result<()> {
+        if outcome == ItemOutcome::Redelivered {
+            self.account.redelivered();
+        }
+        self.counts[rank].note(outcome, true);
+        let card = TimeCard {
+            item: item.id,
+            part: item.part,
+            parents: item.parents.clone(),
+            step: self.wiring.seats[rank].step as u32,
+            rank: rank as u32,
+            device: self.wiring.seats[rank].device,
+            enqueued: item.enqueued,
+            outcome,
+            ..TimeCard::default()
+        };
+        match &mut self.dir {
+            Some(dir) => dir.write_card(&card),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that a process is replaced, and tells whoever waits for the run.
+    pub(crate) fn note_replaced(&mut self, rank: usize, replaced: Replaced) {
+        let items = |count: u64| match count {
+            1 => "the 1 item that it had is".to_owned(),
+            count => format!("the {count} items that it had are"),
+        };
+        let mut told = format!(
+            "{}; another takes its place (restart {} of {})",
+            replaced.cause.lines().next().unwrap_or_default(),
+            self.restarts[rank],
+            self.wiring.step_of(rank).restarts
+        );
+        for (count, what) in [
+            (replaced.redelivered, "redelivered"),
+            (replaced.failed, "counted as failed"),
+        ] {
+            if count > 0 {
+                told.push_str(&format!(", and {} {what}", items(count)));
+            }
+        }
+        self.replaced[rank].push(replaced);
+        self.tell(&told);
+    }
+
+    /// Tells whoever waits for the run something that they should know while it goes on.
+    pub(crate) fn tell(&mut self, told: &str) {
+        if self.tells {
+            notice(self.line.as_mut(), &format!("warning: {told}"));
+        } else {
+            tracing::warn!("{told}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_failed_again_and_again_is_told_once_for_each_cause() {
+        let one = |pid: u32, cause: &str| Replaced {
+            pid,
+            cause: format!("process \"infer.1\" (pid {pid}) {cause}\n\nBacktrace …"),
+            ..Replaced::default()
+        };
+        let all = [
+            one(7, "was killed by SIGKILL"),
+            one(8, "panicked: no"),
+            one(9, "was killed by SIGKILL"),
+        ];
+        let told: Vec<_> =
+            Replacements::gather([("load", "load", &[][..]), ("infer", "infer.1", &all)])
+                .iter()
+                .map(Replacements::to_string)
+                .collect();
+        assert_eq!(
+            told,
+            [
+                "process \"infer.1\" was replaced 2 times: it was killed by SIGKILL",
+                "process \"infer.1\" was replaced once: it panicked: no",
+            ]
+        );
+    }
+}
