@@ -51,6 +51,8 @@ const READER_BITS: u64 = (1 << READERS) - 1;
 
 /// In place of an item's number: the stage's input has ended, and it finishes.
 pub(crate) const ENDING: u64 = u64::MAX;
+/// In place of an item's number: the stage was woken, since its time had come, and has no item.
+pub(crate) const WOKEN: u64 = u64::MAX - 1;
 
 /// What a process is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use serde_json::json;
 use shm_core::clock::now_ns;
 
 use crate::account::Items;
-use crate::board::{ENDING, State};
+use crate::board::{ENDING, State, WOKEN};
 use crate::check::{in_queue, out_queues, slots};
 use crate::error::{Error, ErrorKind};
 use crate::run::{ProcessReport, Report, Termination, seconds};
@@ -236,7 +236,8 @@ impl Runner {
             State::Working | State::WaitsForSlot | State::WaitsForRoom(_)
         );
         let item = board.item(rank);
-        (works && board.counts(rank).0 > 0 && item != ENDING).then_some(item)
+        let is_item = board.counts(rank).0 > 0 && item != ENDING && item != WOKEN;
+        (works && is_item).then_some(item)
     }
 
     fn process_reports(&self) -> Vec<ProcessReport> {

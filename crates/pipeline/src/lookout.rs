@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use shm_core::Arena;
 use shm_core::clock::now_ns;
 
-use crate::board::{ENDING, Help, State};
+use crate::board::{ENDING, Help, State, WOKEN};
 use crate::error::{Error, ErrorKind};
 use crate::knot::{self, Parties, Stuck};
 use crate::runner::{ROUND, Runner};
@@ -148,6 +148,7 @@ impl Runner {
             let worked = Duration::from_millis(worked.as_millis() as u64);
             let told = match board.item(rank as u32) {
                 ENDING => format!("has been ending (finish) for {worked:?}"),
+                WOKEN => format!("has been in woken for {worked:?}"),
                 item => format!("has worked on item {item} for {worked:?}"),
             };
             let told = format!("process {rank} ({name:?}) {told}; its step's limit is {limit:?}");

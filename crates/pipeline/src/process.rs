@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use shm_core::SharedTensor;
 use shm_core::clock::now_ns;
 
-use crate::board::{Board, ENDING, State};
+use crate::board::{Board, ENDING, State, WOKEN};
 use crate::card::Card;
 use crate::device::{Store, make_slots, on_device, outlive_readers};
 use crate::error::{Error, ErrorKind, StageError};
@@ -320,6 +320,7 @@ fn work_on<S: Stage>(
                 }
                 Next::Nothing => {
                     home.enter(State::Working);
+                    home.board.set_item(home.rank, WOKEN);
                     output.set_current(None);
                     home.begin_call();
                     let answer = stage.woken(output);

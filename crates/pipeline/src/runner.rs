@@ -378,8 +378,13 @@ impl Runner {
             }
             (None, Some(told)) => Error::new(ErrorKind::TimedOut, told),
             (None, None) => match (error.kind(), last) {
-                // It had no time to say what it was at.
-                (SpawnErrorKind::ProcessExited { .. }, Some(item)) => {
+                // None of these says what it was at.
+                (
+                    SpawnErrorKind::ProcessExited { .. }
+                    | SpawnErrorKind::ProcessRaised { .. }
+                    | SpawnErrorKind::ProcessPanicked { .. },
+                    Some(item),
+                ) => {
                     let told = format!("item {item} was being worked on");
                     Error::caused(ErrorKind::Process, told, error)
                 }

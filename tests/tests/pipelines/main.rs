@@ -1,5 +1,6 @@
 //! Pipelines of real processes: what arrives, where, in which order; and that whatever happens is told and leaves nothing.
 
+mod blamed;
 mod chaos;
 mod command;
 mod config;
@@ -23,6 +24,7 @@ use std::process::ExitCode;
 use integration_tests::tests;
 
 fn main() -> ExitCode {
+    use blamed::*;
     use chaos::*;
     use command::*;
     use config::*;
@@ -129,6 +131,7 @@ fn main() -> ExitCode {
         processes_say_of_which_step_they_are,
         a_first_step_that_waits_for_input_which_nobody_gives_is_told,
         what_ends_a_run_is_told_with_what_is_to_be_done,
+        the_item_that_a_stage_fails_at_is_told,
         the_key_that_is_told_is_the_one_that_was_written,
         a_runs_report_of_batches_says_what_its_processes_say,
         killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are_accounted_for,
