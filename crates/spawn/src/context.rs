@@ -10,6 +10,7 @@ use crate::desk;
 use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
 use crate::hello::Handle;
 use crate::link::{self, Mailbox};
+use crate::patience::Patience;
 use crate::run::Why;
 use crate::story::{Phase, Story, after};
 use crate::tail::Tail;
@@ -394,14 +395,16 @@ impl<R> SpawnContext<R> {
     /// Passes on what the processes wrote to their stderr as far as it is read soon; the rest goes on its way without
     /// this context.
     fn pass_on(&mut self, until: Option<Instant>) {
-        let now = Instant::now();
-        let left = until.map_or(SOON, |until| until.saturating_duration_since(now));
-        let limit = match desk::is_supervisor() {
+        let left = until.map_or(SOON, |until| {
+            until.saturating_duration_since(Instant::now())
+        });
+        let whole = match desk::is_supervisor() {
             true => Duration::ZERO,
             false => left.clamp(AT_ONCE, SOON),
         };
-        let until = now + limit;
-        self.tails.drain(..).for_each(|tail| tail.flush(until));
+        let mut wait = Patience::begin();
+        let flush = |tail: Arc<Tail>| tail.flush(&mut wait, whole);
+        self.tails.drain(..).for_each(flush);
     }
 
     pub(crate) fn story(&self) -> &Story {

@@ -117,6 +117,7 @@ mod method;
 mod one;
 mod outcome;
 mod panic;
+mod patience;
 mod process;
 mod program;
 mod rights;

@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::link::{self, Deadlock, Shared, Stopping};
 use crate::member::Member;
 use crate::method::StartMethod;
+use crate::patience::Patience;
 use crate::story::{Phase, Story, after};
 
 /// How long the supervisor waits for a process that SIGKILL did not end before it reports without it. Such a process
@@ -98,9 +99,9 @@ pub(crate) struct Run {
     options: Options,
     /// How many out-of-memory kills there were before.
     oom_before: Arc<OomKills>,
-    /// Failures that are known while it is not settled which was the first, and since when.
+    /// Failures that are known while it is not settled which was the first, and the wait for that.
     pending: Vec<Failure>,
-    pending_since: Option<Instant>,
+    settling: Option<Patience>,
     first: Option<Error>,
     stop: Option<Stop>,
     told: bool,
@@ -132,7 +133,7 @@ impl Run {
             options,
             oom_before,
             pending: Vec::new(),
-            pending_since: None,
+            settling: None,
             first: None,
             stop: None,
             told: false,
@@ -181,7 +182,7 @@ impl Run {
 
     /// The next time at which `tick` has something to do.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let settled = self.pending_since.map(|since| since + self.settling_time());
+        let settled = self.settling.map(|wait| wait.next(self.settling_time()));
         let stop = self.stop.as_ref().filter(|_| !self.told).map(|stop| {
             if stop.killed {
                 stop.kill_at + UNKILLABLE
@@ -255,7 +256,7 @@ impl Run {
             // From here on they are only waited for, so that none becomes a zombie.
             self.shared.clear();
             self.pending.clear();
-            self.pending_since = None;
+            self.settling = None;
             self.story.finish(Ok(()));
         }
     }
@@ -304,19 +305,21 @@ impl Run {
         // Stopped without a failure: only daemons are left, and how they end is their own business.
         if self.first.is_some() || self.detached || self.stop.is_some() {
             self.pending.clear();
+            // With nothing to settle there is nothing to look for.
+            self.settling = None;
         }
         if !self.pending.is_empty() {
             for member in &mut self.members {
                 self.pending.extend(member.look(buffer, &self.oom_before));
             }
-            let now = Instant::now();
-            let since = *self.pending_since.get_or_insert(now);
-            if now >= since + self.settling_time() {
+            let whole = self.settling_time();
+            let settling = self.settling.get_or_insert_with(Patience::begin);
+            if settling.is_over(Instant::now(), whole) {
                 // Stable: of several processes that ended without a word the one that was looked at first counts.
                 self.pending.sort_by_key(Failure::order);
                 let first = self.pending.swap_remove(0);
                 self.pending.clear();
-                self.pending_since = None;
+                self.settling = None;
                 self.fail(first.kind, first.typed);
             }
         }

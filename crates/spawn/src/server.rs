@@ -24,6 +24,7 @@ use crate::hello::Hello;
 use crate::image::image;
 use crate::link;
 use crate::panic;
+use crate::patience::Patience;
 use crate::task;
 use crate::trampoline;
 use crate::worker::{Call, REFUSED};
@@ -168,7 +169,7 @@ fn prepare(hello: &Hello, control: &OwnedFd) -> Result<(), String> {
 const SETTLING: Duration = Duration::from_millis(100);
 
 fn one_thread(who: &str) -> Result<(), String> {
-    let until = Instant::now() + SETTLING;
+    let mut settling = Patience::begin();
     loop {
         let count = fork::threads().map_err(|errno| {
             format!("its threads could not be counted in /proc/self/task: {errno}")
@@ -176,7 +177,7 @@ fn one_thread(who: &str) -> Result<(), String> {
         if count == 1 {
             return Ok(());
         }
-        if Instant::now() >= until {
+        if settling.is_over(Instant::now(), SETTLING) {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -22,6 +22,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::desk::STACK;
 use crate::error::BoxError;
 use crate::link::{self, apart};
+use crate::patience::Patience;
 use crate::process::Output;
 
 /// How many bytes are kept.
@@ -103,21 +104,28 @@ impl Tail {
         (!text.is_empty()).then_some(text)
     }
 
-    /// Passes on what there is, as far as whoever reads it takes it until then. The rest is passed on by a thread of ours:
-    /// that of all tails knows of this one until all that came is passed on.
-    pub(crate) fn flush(self: &Arc<Self>, until: Instant) {
+    /// Passes on what there is, as far as whoever reads it takes it within a wait that may have begun before. The rest is
+    /// passed on by a thread of ours: that of all tails knows of this one until all that came is passed on.
+    pub(crate) fn flush(self: &Arc<Self>, wait: &mut Patience, whole: Duration) {
         self.read(16 * STEP);
-        while let Some(in_order) = self.passing.try_lock_until(until) {
+        loop {
+            let Some(in_order) = self.passing.try_lock_until(wait.next(whole)) else {
+                if wait.is_over(Instant::now(), whole) {
+                    return;
+                }
+                continue;
+            };
             match self.pass_at_once() {
                 Passed::All => return,
                 Passed::Full => {
-                    let left = until.saturating_duration_since(Instant::now());
+                    let now = Instant::now();
+                    if wait.is_over(now, whole) {
+                        return;
+                    }
+                    let left = wait.next(whole).saturating_duration_since(now);
                     let Ok(left) = Timespec::try_from(left) else {
                         return;
                     };
-                    if left == Timespec::default() {
-                        return;
-                    }
                     let mut look = [PollFd::from_borrowed_fd(self.reader(), PollFlags::OUT)];
                     let _ = poll(&mut look, Some(&left));
                 }
@@ -128,7 +136,8 @@ impl Tail {
                     }
                     let mut heard = self.heard.lock();
                     while !heard.backlog.is_empty() {
-                        if self.taken.wait_until(&mut heard, until).timed_out() {
+                        let look = self.taken.wait_until(&mut heard, wait.next(whole));
+                        if look.timed_out() && wait.is_over(Instant::now(), whole) {
                             return;
                         }
                     }
@@ -389,7 +398,6 @@ impl Relay {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
-    use std::time::Duration;
 
     #[test]
     fn the_end_is_kept_and_all_of_it_is_passed_on_in_order() {
@@ -406,7 +414,7 @@ mod tests {
             let tail = Arc::clone(&tail);
             thread::spawn(move || {
                 writing.join().unwrap();
-                tail.flush(Instant::now() + Duration::from_secs(1));
+                tail.flush(&mut Patience::begin(), Duration::from_secs(1));
                 assert!(tail.text().unwrap().ends_with("line 4999"));
                 assert!(tail.text().unwrap().len() <= 2 * KEPT);
             })
@@ -433,7 +441,9 @@ mod tests {
             let writing: Vec<_> = (0..4)
                 .map(|_| {
                     let tail = full_tail(writer.try_clone().unwrap());
-                    thread::spawn(move || tail.flush(Instant::now() + Duration::from_millis(2)))
+                    thread::spawn(move || {
+                        tail.flush(&mut Patience::begin(), Duration::from_millis(2))
+                    })
                 })
                 .collect();
             drop(writer);
@@ -459,13 +469,13 @@ mod tests {
         let inside = pty::ioctl_tiocgptpeer(&screen, flags).unwrap();
         let tails = [full_tail(inside.try_clone().unwrap()), full_tail(inside)];
         for tail in &tails {
-            tail.flush(Instant::now() + Duration::from_millis(2));
+            tail.flush(&mut Patience::begin(), Duration::from_millis(2));
             assert!(tail.text().unwrap().len() >= KEPT);
         }
         let mut shown = vec![0; 2 * TEXT.len()];
         std::fs::File::from(screen).read_exact(&mut shown).unwrap();
         tails.iter().for_each(|tail| {
-            tail.flush(Instant::now() + Duration::from_secs(60));
+            tail.flush(&mut Patience::begin(), Duration::from_secs(60));
             assert!(tail.heard.lock().backlog.is_empty());
         });
     }

@@ -194,6 +194,9 @@ impl Drop for Firsthand {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::process::{Child, Command};
+
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     use super::*;
     use crate::control;
@@ -211,20 +214,21 @@ mod tests {
         target_by_name::<F, (), ()>()
     }
 
-    /// The start of one process, which is not made by it.
-    fn start_of(story: Arc<Story>) -> Start {
+    /// The start of so many processes, which are not made by it.
+    fn start_of(story: Arc<Story>, processes: usize) -> Start {
+        let plan = |rank| Plan {
+            target: target(|_, ()| ()),
+            name: "gone".to_owned(),
+            rank,
+            context: story.id,
+            depth: 1,
+            arguments: Arguments::Plain(Vec::new()),
+            outcome: [0; 2],
+            stdin: None,
+            setup: Setup::new(Process::named("gone"), "f", &[]).unwrap(),
+        };
         Start {
-            plans: vec![Plan {
-                target: target(|_, ()| ()),
-                name: "gone".to_owned(),
-                rank: 0,
-                context: story.id,
-                depth: 1,
-                arguments: Arguments::Plain(Vec::new()),
-                outcome: [0; 2],
-                stdin: None,
-                setup: Setup::new(Process::named("gone"), "f", &[]).unwrap(),
-            }],
+            plans: (0..processes).map(plan).collect(),
             shared: Vec::new(),
             options: Options::default(),
             story,
@@ -235,7 +239,7 @@ mod tests {
     fn end_of_one_without_a_descriptor(said: &[Frame]) -> crate::Result<()> {
         let desk = Desk::open(std::process::id()).unwrap();
         let story = Arc::new(Story::new(7));
-        let start = start_of(Arc::clone(&story));
+        let start = start_of(Arc::clone(&story), 1);
         let (ours, theirs) = control::pair().unwrap();
         for frame in said {
             control::tell(theirs.as_fd(), frame).unwrap();
@@ -255,21 +259,83 @@ mod tests {
         story.end().expect("an end")
     }
 
+    /// A process that does nothing, and the other end of its socket.
+    fn sleeper() -> (Child, Launched, OwnedFd) {
+        let sleeps = Command::new("sleep").arg("3600").spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&sleeps), PidfdFlags::empty());
+        let (ours, theirs) = control::pair().unwrap();
+        let launched = Launched {
+            pid: sleeps.id(),
+            pidfd: Some(pidfd.unwrap()),
+            control: ours,
+        };
+        (sleeps, launched, theirs)
+    }
+
+    /// Two processes under supervision, the first of which has failed and says that another one is the reason, and what
+    /// the second speaks by.
+    fn one_that_follows(id: u32) -> (Watched, Arc<Story>, OwnedFd) {
+        let story = Arc::new(Story::new(id));
+        let (_, first, follows) = sleeper();
+        let (_, second, other) = sleeper();
+        let enrolled = start_of(Arc::clone(&story), 2).enrol(vec![first, second]);
+        let mut watched = Watched::default();
+        let desk = Desk::open(std::process::id()).unwrap();
+        watched.supervise(enrolled, &desk);
+        control::tell(follows.as_fd(), &raised(1, true, "it left")).unwrap();
+        watched.look(id, &HashSet::from([0]));
+        assert!(watched.runs[&id].next_deadline().is_some());
+        (watched, story, other)
+    }
+
+    fn raised(at: u64, follows: bool, text: &str) -> Frame {
+        Frame::Raised {
+            at,
+            follows,
+            chain: vec![text.to_owned()],
+            backtrace: None,
+            typed: None,
+        }
+    }
+
+    #[test]
+    fn a_pause_of_the_machine_makes_no_reason_of_what_only_follows() {
+        let (mut watched, story, other) = one_that_follows(9);
+        let runs = watched.runs.values_mut();
+        runs.for_each(|run| run.set_grace(Duration::ZERO));
+        // Longer than the reason is waited for, and nobody had a turn.
+        std::thread::sleep(Duration::from_millis(300));
+        watched.tick();
+        control::tell(other.as_fd(), &raised(2, false, "the reason")).unwrap();
+        while story.end().is_none() {
+            watched.look_at_all();
+            watched.tick();
+        }
+        let error = story.end().expect("an end").unwrap_err();
+        assert!(error.to_string().contains("the reason"), "{error}");
+    }
+
+    #[test]
+    fn who_is_stopped_while_a_failure_is_not_settled_is_not_looked_at_without_end() {
+        let (mut watched, _, _other) = one_that_follows(10);
+        for run in watched.runs.values_mut() {
+            run.set_grace(Duration::from_secs(3600));
+            run.interrupt(false, Why::Asked);
+        }
+        watched.look_at_all();
+        // What is left to wait for is what a process says or does, for seconds.
+        let next = watched.runs[&10].next_deadline().unwrap();
+        assert!(next > Instant::now());
+        watched.runs.values_mut().for_each(Run::abandon);
+    }
+
     #[test]
     fn what_a_supervisor_looked_after_that_ends_is_killed_and_told_so() {
         let desk = Desk::open(std::process::id()).unwrap();
-        let start = start_of(Arc::new(Story::new(8)));
+        let start = start_of(Arc::new(Story::new(8)), 1);
         let story = Arc::clone(&start.story);
-        let sleeps = std::process::Command::new("sleep").arg("3600").spawn();
-        let mut sleeps = sleeps.unwrap();
-        let flags = rustix::process::PidfdFlags::empty();
-        let pid = rustix::process::Pid::from_child(&sleeps);
-        let (ours, _theirs) = control::pair().unwrap();
-        let enrolled = start.enrol(vec![Launched {
-            pid: sleeps.id(),
-            pidfd: Some(rustix::process::pidfd_open(pid, flags).unwrap()),
-            control: ours,
-        }]);
+        let (mut sleeps, launched, _theirs) = sleeper();
+        let enrolled = start.enrol(vec![launched]);
         let mut watched = Watched::default();
         watched.supervise(enrolled, &desk);
         watched.runs.values_mut().for_each(Run::abandon);

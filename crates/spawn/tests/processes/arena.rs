@@ -126,9 +126,11 @@ fn what_workers_share_learns_who_left_in_peace() {
 fn an_error_that_only_follows_is_not_taken_for_the_reason() {
     fn one_after_the_other(
         rank: usize,
-        gate: PathBuf,
+        (there, gate): (PathBuf, PathBuf),
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         if rank == 0 {
+            // The reason is waited for a moment, in which nobody has to start.
+            wait_at_gate(&there);
             open_gate(&gate);
             return Err(PeerFailure {
                 rank: 1,
@@ -138,11 +140,12 @@ fn an_error_that_only_follows_is_not_taken_for_the_reason() {
             }
             .into());
         }
+        open_gate(&there);
         wait_at_gate(&gate);
         Err("the reason".into())
     }
-    let gate = Gate::new("follows");
-    let error = spawn(one_after_the_other, gate.path(), 2)
+    let (there, gate) = (Gate::new("there"), Gate::new("follows"));
+    let error = spawn(one_after_the_other, (there.path(), gate.path()), 2)
         .unwrap()
         .join()
         .unwrap_err();

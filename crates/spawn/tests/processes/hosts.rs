@@ -4,6 +4,7 @@ use libtest_mimic::Trial;
 use rustix::process::{Signal, pidfd_send_signal};
 use spawn::{ErrorKind, Signals};
 use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 use crate::support::{
     self, Reaped, block_signals, close_descriptors, end_of, exists, ignore_signal, method, pidfd,
@@ -108,7 +109,7 @@ pub(crate) fn masked_scene() {
     });
 }
 
-/// A program that prints the pids of its workers and waits for them; its stderr is what comes after.
+/// A program that prints the pids of its workers and waits for them; its stderr is what comes after. Its stdin is open.
 fn program(
     name: &str,
 ) -> (
@@ -116,7 +117,7 @@ fn program(
     Vec<std::os::fd::OwnedFd>,
     BufReader<std::process::ChildStdout>,
 ) {
-    let mut program = Reaped(scene(name).spawn().unwrap());
+    let mut program = Reaped(scene(name).stdin(Stdio::piped()).spawn().unwrap());
     let mut output = BufReader::new(program.0.stdout.take().unwrap());
     let mut line = String::new();
     output.read_line(&mut line).unwrap();
@@ -285,7 +286,8 @@ pub(crate) fn runtime_scene() {
 }
 
 fn a_host_that_closes_all_descriptors_hangs_nowhere_and_has_no_orphan() {
-    let (program, workers, _output) = program("closing");
+    let (mut program, workers, _output) = program("closing");
+    drop(program.0.stdin.take());
     workers.iter().for_each(wait_for_end);
     // The standard library ends a program that closes what others own; what counts is that there is an end.
     let (_, text) = end_of(program);
@@ -296,6 +298,7 @@ pub(crate) fn closing_scene() {
     support::guarded("closing", || {
         let mut context = spawn(sleeps, (), 2).unwrap();
         print_pids(&context.pids());
+        support::wait_to_go_on();
         close_descriptors(3);
         assert!(context.join().is_err());
     });

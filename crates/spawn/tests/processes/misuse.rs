@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io::{Read, Write};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -13,7 +14,7 @@ use libtest_mimic::Trial;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use spawn::{ErrorKind, Signals, forkserver};
 
-use crate::support::{self, builder, exists, scene, sleeps, spawn};
+use crate::support::{self, Gate, builder, exists, scene, sleeps, spawn};
 use crate::{trials, trials_once};
 
 pub(crate) fn tests() -> Vec<Trial> {
@@ -96,13 +97,19 @@ fn what_would_wait_on_the_supervisors_thread_is_told_so() {
 }
 
 fn waiting_scene() {
+    fn double_at_gate(rank: usize, (x, gate): (u32, PathBuf)) -> Result<u32, String> {
+        support::wait_at_gate(&gate);
+        double(rank, x)
+    }
     support::guarded("waiting-hook", || {
         let (tell, told) = channel();
         let mut dropped = Some(spawn(sleeps, (), 1).unwrap());
         let pid = dropped.as_ref().unwrap().pids()[0];
         let mut joined = spawn(sleeps, (), 1).unwrap();
         let detached = spawn(sleeps, (), 1).unwrap();
-        let mut context = spawn(double, 1, 2).unwrap();
+        // What has ended before the hook is there has it called here.
+        let gate = Gate::new("waiting-hook");
+        let mut context = spawn(double_at_gate, (1, gate.path()), 2).unwrap();
         let builder = builder();
         context.on_end(move |_| {
             let started = builder.spawn(double, 1, 1).map(drop);
@@ -124,6 +131,7 @@ fn waiting_scene() {
             drop(dropped.take());
             tell.send((errors, joined)).unwrap();
         });
+        gate.open();
         assert_eq!(context.join().unwrap(), [2, 2]);
         let (errors, joined) = told.recv().unwrap();
         for error in errors {
@@ -300,17 +308,19 @@ fn starting_scene() {
     support::guarded("starting", || {
         tracing::subscriber::set_global_default(Starting).unwrap();
         forkserver::preload(preloads).unwrap();
-        let mut context = loop {
+        loop {
             // So long after its start it is told of that it still preloads.
             let builder = support::by_server().hello_deadline(Duration::from_millis(500));
             match builder.spawn(double, 2, 1) {
-                Ok(context) => break context,
+                // Too hasty for the process, too, which may take longer.
+                Ok(context) => break drop(context),
                 // The start itself took longer.
                 Err(error) => assert!(error.to_string().contains("in time"), "{error}"),
             }
-        };
+        }
         let told = TOLD.lock().unwrap().take().unwrap();
         assert!(told.contains("do it on another thread"), "{told}");
+        let mut context = support::by_server().spawn(double, 2, 1).unwrap();
         assert_eq!(context.join().unwrap(), [4]);
     });
 }

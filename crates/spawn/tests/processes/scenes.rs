@@ -1,7 +1,7 @@
 //! Promises about a whole program: it needs a process of its own to be kept, killed or counted.
 
 use std::io::{BufRead, BufReader};
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 
 use libtest_mimic::Trial;
 use spawn::{ErrorKind, Exit};
@@ -94,9 +94,9 @@ pub(crate) fn play(name: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Starts a scene that prints pids on a line, and opens these processes.
+/// Starts a scene that prints pids on a line, and opens these processes. Until the scene is waited for its stdin is open.
 fn program_with_workers(name: &str) -> (Reaped, Vec<std::os::fd::OwnedFd>) {
-    let mut program = Reaped(scene(name).spawn().unwrap());
+    let mut program = Reaped(scene(name).stdin(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
     BufReader::new(program.0.stdout.take().unwrap())
         .read_line(&mut line)
@@ -162,6 +162,7 @@ fn leaving_scene() {
             .collect::<Vec<_>>()
             .join(" ")
     );
+    support::wait_to_go_on();
     std::mem::forget(context);
 }
 

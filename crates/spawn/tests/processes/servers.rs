@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -84,11 +85,13 @@ fn between_scene() {
     });
 }
 
-/// Plays a scene that stops itself once it has told the server's process id; it goes on when that has ended, which `end`
-/// sees to.
+/// Plays a scene that tells the server's process id, and stops itself once it may go on, which it waits for; it goes on
+/// again when the server has ended, which `end` sees to.
 fn play_while_its_server_ends(name: &str, end: fn(&OwnedFd)) {
-    let mut program = support::Reaped(scene_by(name, StartMethod::Forkserver).spawn().unwrap());
+    let mut command = scene_by(name, StartMethod::Forkserver);
+    let mut program = support::Reaped(command.stdin(Stdio::piped()).spawn().unwrap());
     let server = pidfd(first_number(&mut program));
+    drop(program.0.stdin.take());
     let me = Pid::from_child(&program.0);
     let stat = format!("/proc/{me}/stat");
     while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
@@ -112,6 +115,7 @@ fn found_scene() {
         forkserver::start().unwrap();
         let first = forkserver::pid();
         println!("{}", first.unwrap());
+        support::wait_to_go_on();
         // Once it has found its server alive.
         failpoint::arm(Some("forkserver.found=stop"));
         by_server().spawn(nothing, (), 2).unwrap().join().unwrap();
@@ -132,6 +136,7 @@ fn answers_scene() {
         forkserver::preload(dies_at_the_second).unwrap();
         forkserver::start().unwrap();
         println!("{}", forkserver::pid().unwrap());
+        support::wait_to_go_on();
         // Once it has asked for all: one answer waits, one never comes, and one order is never read.
         failpoint::arm(Some("forkserver.asked=stop"));
         let error = by_server().spawn(nothing, (), 3).unwrap_err();
@@ -160,6 +165,7 @@ fn unread_scene() {
         // It takes the orders, and reads none.
         pidfd_send_signal(pidfd(first), Signal::STOP).unwrap();
         println!("{first}");
+        support::wait_to_go_on();
         failpoint::arm(Some("forkserver.asked=stop"));
         let mut context = by_server().spawn(rank, (), 10).unwrap();
         assert_eq!(context.join().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
@@ -171,11 +177,7 @@ fn the_server_dies_with_the_program() {
     // One that is killed, and one that returns.
     for kill in [true, false] {
         let mut command = scene_by("fork-dies", StartMethod::Forkserver);
-        let stdin = if kill {
-            std::process::Stdio::piped()
-        } else {
-            std::process::Stdio::null()
-        };
+        let stdin = if kill { Stdio::piped() } else { Stdio::null() };
         let mut program = support::Reaped(command.stdin(stdin).spawn().unwrap());
         let server = first_number(&mut program);
         // It may be gone already where the program returned.
@@ -192,8 +194,8 @@ fn the_server_dies_with_the_program() {
 fn dies_scene() {
     forkserver::start().unwrap();
     println!("{}", forkserver::pid().unwrap());
-    // Until stdin ends: at once, or when the program is killed.
-    let _ = std::io::stdin().read_line(&mut String::new());
+    // At once, or not before the program is killed.
+    support::wait_to_go_on();
 }
 
 /// What a program prints first: a process id.
@@ -362,13 +364,17 @@ fn hook_scene() {
         let starting =
             std::thread::spawn(|| by_server().spawn(nothing, (), 1).unwrap().join().map(drop));
         wait_at_gate(&arrived.path());
-        let mut context = spawn::spawn(nothing, (), 1).unwrap();
+        // What has ended before the hook is there has it called here.
+        let may_end = Gate::new("fork-may-end");
+        let at_gate = |_, gate: PathBuf| wait_at_gate(&gate);
+        let mut context = spawn::spawn(at_gate, may_end.path(), 1).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
         context.on_end(move |_| {
             let preloaded = forkserver::preload(nothing_more);
             tell.send((forkserver::pid(), [forkserver::start(), preloaded]))
                 .unwrap();
         });
+        may_end.open();
         context.join().unwrap();
         let (pid, errors) = told.recv().unwrap();
         assert_eq!(pid, None);

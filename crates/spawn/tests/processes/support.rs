@@ -147,6 +147,11 @@ impl Drop for Reaped {
     }
 }
 
+/// Waits until whoever plays this scene closes its stdin: what it has told of may be gone when it goes on.
+pub(crate) fn wait_to_go_on() {
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
 /// Waits for the end of a program; how it ended, and what it wrote to its stderr.
 pub(crate) fn end_of(mut program: Reaped) -> (ExitStatus, String) {
     let text = std::io::read_to_string(program.0.stderr.take().unwrap()).unwrap();
