@@ -283,6 +283,11 @@ pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
             assert!(load.outputs() >= 8 && copied.inputs() >= 8 && copied.outputs() >= 7);
             let run = Run::open(dir.path()).unwrap();
             let summary = Summary::of(&run);
+            // Its report says the same of each process.
+            for (process, step) in report.processes().iter().zip(&summary.steps) {
+                assert_eq!(step.counts, process.counts(), "{does}, {name}: {step:?}");
+            }
+            assert_eq!((failed.counts().failed, failed.counts().unfinished), (1, 0));
             let cards = run.cards.iter().filter(|card| card.rank < 3).count() as u64;
             let taken: u64 = report.processes().iter().map(|one| one.inputs()).sum();
             assert!(cards + run.cards_missing >= taken, "{cards} of {taken}");
