@@ -43,6 +43,8 @@ const THREADS: usize = 7;
 const PARTS: usize = 2 * LINE;
 /// Whether the process has sent what it brings home.
 const BROUGHT: usize = 2 * LINE + 1;
+/// How many threads of the program's own are in the middle of letting go of an input.
+const LETTING_GO: usize = 2 * LINE + 2;
 
 /// A word of a slot: who reads it in the lower bits, one bit for each process by its rank, and above them the turn of the
 /// memory that they read.
@@ -362,7 +364,8 @@ impl Board {
     /// Forgets what process `rank` was doing, for the one that takes its place; what it read is given back by then.
     pub(crate) fn forget(&self, rank: u32) {
         for word in [
-            ITEM, INPUTS, OUTPUTS, READY, CAUSE, DONE, KEPT, HELD, ANSWERED, PARTS, BROUGHT, STATE,
+            ITEM, INPUTS, OUTPUTS, READY, CAUSE, DONE, KEPT, HELD, ANSWERED, PARTS, BROUGHT,
+            LETTING_GO, STATE,
         ] {
             self.set(rank as usize * WORDS + word, 0);
         }

@@ -26,7 +26,7 @@ impl Runner {
         self.wiring.let_go(|_| true, |_| true);
         self.wait_for_client();
         self.hear();
-        let in_hand = self.failed_rank.map_or(0, |rank| self.in_hand(rank));
+        let in_hand = self.failed_rank.map_or(0, |rank| self.failed_in_hand(rank));
         if let Some(rank) = self.failed_rank {
             self.counts[rank].failed += in_hand;
         }
@@ -207,6 +207,7 @@ impl Runner {
                 "replaced": process.replaced,
                 "inputs": process.inputs(),
                 "outputs": process.outputs(),
+                "failed": self.failed_in_hand(rank),
             })).collect::<Vec<_>>(),
             "rings": self.rings_json(),
             "items": items,
@@ -226,6 +227,14 @@ impl Runner {
     pub(crate) fn in_hand(&self, rank: usize) -> u64 {
         let (inputs, _) = self.wiring.board.counts(rank as u32);
         inputs.saturating_sub(self.cards[rank])
+    }
+
+    /// What a process had when its failure ended the run, of which no card tells.
+    fn failed_in_hand(&self, rank: usize) -> u64 {
+        match self.failed_rank == Some(rank) {
+            true => self.in_hand(rank),
+            false => 0,
+        }
     }
 
     /// The item that a process worked on when it ended, as far as the board tells.

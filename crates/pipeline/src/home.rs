@@ -206,6 +206,16 @@ impl Home {
         self.call.end()
     }
 
+    /// Noted until what this gives is dropped: this thread, if it is not the one that calls the stage, lets go of an input.
+    pub(crate) fn let_go_aside(self: &Arc<Self>) -> Option<LettingGo> {
+        if CALLS.get() {
+            // The board says what that one does.
+            return None;
+        }
+        self.board.let_go_aside(self.rank, 1);
+        Some(LettingGo(Arc::clone(self)))
+    }
+
     /// An item was let go of.
     pub(crate) fn let_go_of(&self, item: LetGo) {
         if let Some((item, _)) = self.call.keep((item, CALLS.get())) {
@@ -299,6 +309,17 @@ impl Home {
         if log.send() {
             self.board.set_brought(self.rank);
         }
+    }
+}
+
+/// A thread of the program's own lets go of an input. Its process may wait meanwhile, and the input's slot is read by nobody
+/// any more, and not free yet: without this note whoever looks for knots would take it to be in a queue.
+#[derive(Debug)]
+pub(crate) struct LettingGo(Arc<Home>);
+
+impl Drop for LettingGo {
+    fn drop(&mut self) {
+        self.0.board.let_go_aside(self.0.rank, -1);
     }
 }
 

@@ -10,7 +10,7 @@ use shm_core::clock::now_ns;
 use crate::card::Card;
 use crate::device::{Memory, Store};
 use crate::error::{Error, ErrorKind, Result};
-use crate::home::Home;
+use crate::home::{Home, LettingGo};
 use crate::item::{Attached, Item, Share};
 use crate::output::Beside;
 use crate::reading::Reading;
@@ -32,6 +32,8 @@ pub struct Input {
     asked_ns: u64,
     enqueued_ns: u64,
     dequeued_ns: u64,
+    /// While it is dropped: the last to go.
+    letting_go: Option<LettingGo>,
 }
 
 impl Input {
@@ -59,6 +61,7 @@ impl Input {
             asked_ns,
             enqueued_ns: item.enqueued,
             dequeued_ns,
+            letting_go: None,
         })
     }
 
@@ -82,6 +85,7 @@ impl Input {
             asked_ns,
             enqueued_ns: slim.enqueued,
             dequeued_ns: 0,
+            letting_go: None,
         })
     }
 
@@ -232,6 +236,7 @@ impl Input {
         if !self.readings.iter().any(Reading::is_in_a_slot) {
             return Ok(());
         }
+        let _letting_go = self.card.home.let_go_aside();
         let detached = self.readings.iter_mut().try_for_each(Reading::detach);
         // What is kept for a process in this one's place keeps the slots, too.
         if self.card.is_in_the_ledger() {
@@ -351,6 +356,7 @@ impl Input {
 
 impl Drop for Input {
     fn drop(&mut self) {
+        self.letting_go = self.card.home.let_go_aside();
         self.note_copies();
         self.readings.clear();
         self.card.edit(|card| {

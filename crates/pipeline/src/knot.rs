@@ -8,8 +8,9 @@
 //!
 //! A slot is kept by those that read it, which the board says. Where it says nobody, the slot is free, or it waits in a
 //! queue, or is in the hands of somebody who does not say so yet. So it is taken to come back as long as anybody who may ever
-//! get it can go on. That it is not free is seen by its process alone: a process that waits for a slot is in a knot for
-//! certain once it has looked again, since the knot was seen, and found none ([`waits_for_slots`]).
+//! get it can go on; who lets go of one on a thread of its own, while it waits, says so. That it is not free is seen by its
+//! process alone: a process that waits for a slot is in a knot for certain once it has looked again, since the knot was seen,
+//! and found none ([`waits_for_slots`]).
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -82,11 +83,14 @@ pub(crate) fn find_where(
     let client_waits = states[processes] == State::WaitsForOutcomes;
     let mut goes_on: Vec<bool> = states[..processes]
         .iter()
-        .map(|state| {
-            !matches!(
+        .zip(0..)
+        .map(|(state, rank)| {
+            let waits = matches!(
                 state,
                 State::WaitsForInput(_) | State::WaitsForSlot | State::WaitsForRoom(_)
-            )
+            );
+            // What a thread of it lets go of is on its way back, though the board may not say any more whose it was.
+            !waits || board.lets_go_aside(rank)
         })
         .collect();
     loop {
@@ -308,6 +312,18 @@ mod tests {
         assert!(found(Some(2)).is_empty());
         board.hold(place, 0);
         assert_eq!(found(Some(2)), [0, 1, 2], "another holds it, too");
+    }
+
+    #[test]
+    fn who_lets_go_of_a_slot_aside_goes_on_though_nobody_reads_the_slot() {
+        let board = board(&[(1, SLOT), (0, input(0))]);
+        let place = hold(&board, (0, 0), 1);
+        assert_eq!(stuck(&board, &pair()), [0, 1]);
+        board.let_go_aside(1, 1);
+        board.let_go(place, 1);
+        assert!(stuck(&board, &pair()).is_empty(), "it is about to be free");
+        board.let_go_aside(1, -1);
+        assert_eq!(stuck(&board, &pair()), [0, 1]);
     }
 
     #[test]

@@ -68,15 +68,18 @@ impl Looking {
     /// Looks until there is something, for as long as it is worth it.
     fn look<R>(&self, mut glance: impl FnMut() -> Option<R>) -> Option<R> {
         let began = now_ns();
-        let until = began + self.patience(began);
-        while now_ns() < until {
+        let patience = self.patience(began);
+        if patience == 0 {
+            return None;
+        }
+        // Once in any case: who was kept from its core for so long may find one by now.
+        loop {
             std::thread::yield_now();
             let seen = glance();
-            if seen.is_some() {
+            if seen.is_some() || now_ns() >= began + patience {
                 return seen;
             }
         }
-        None
     }
 }
 

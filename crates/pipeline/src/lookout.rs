@@ -236,7 +236,7 @@ impl Runner {
         }
     }
 
-    /// Helps those of a knot that keep items back. Whether there were any.
+    /// Helps those of a knot that keep items back. Whether there were any, or one that reads has gone on.
     fn help(&self, knot: &[Stuck], is_certain: bool) -> bool {
         let board = &self.wiring.board;
         let lossy = self.is_lossy();
@@ -255,10 +255,16 @@ impl Runner {
             let State::WaitsForInput(lane) = state else {
                 continue;
             };
-            if !board.keeps_back(rank) {
+            let (keeps_back, keeps_slots) = (board.keeps_back(rank), board.keeps_slots(rank));
+            // What it keeps it says before its next state. One that has gone on since it was seen, with the help that it got
+            // then, may keep no slots any more: that says nothing of this knot, which is none by now.
+            fence(Ordering::Acquire);
+            if board.state(rank) != state || board.since(rank).1 != serial {
+                return true;
+            }
+            if !keeps_back {
                 continue;
             }
-            let keeps_slots = board.keeps_slots(rank);
             let help = match (is_certain, waits_for_room) {
                 // It costs a copy, and is right whatever the others do.
                 (false, _) if keeps_slots => Help::MakeRoom,

@@ -197,6 +197,7 @@ impl Drop for Reading {
             return;
         };
         self.home.let_go(place, !views.is_empty());
+        shm_core::failpoint!("input.unread");
         drop(store);
         // After the reference is gone: whoever is woken finds the slot free.
         if let Some(known) = self.home.upstream.get(place.rank) {

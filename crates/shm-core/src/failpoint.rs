@@ -70,6 +70,7 @@ mod armed {
         "get.recorded",
         "get.released",
         "get.taken",
+        "input.unread",
         "lane.get.recorded",
         "lane.get.released",
         "lane.put.giving",

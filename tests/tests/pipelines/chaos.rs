@@ -208,7 +208,11 @@ pub(crate) fn killed_at_random_processes_are_replaced_and_items_are_accounted_fo
     // As many inputs as can be finished until the killing stops, and some more.
     let stop = Arc::new(AtomicBool::new(false));
     let go_on = Arc::clone(&stop);
-    let inputs = (0_u64..).take_while(move |_| !go_on.load(Ordering::Relaxed));
+    let (begun, has_begun) = std::sync::mpsc::sync_channel(1);
+    let inputs = (0_u64..).take_while(move |_| {
+        let _ = begun.try_send(());
+        !go_on.load(Ordering::Relaxed)
+    });
     let running = Pipeline::new()
         .client(Client::new(inputs))
         .step(again(
@@ -222,6 +226,8 @@ pub(crate) fn killed_at_random_processes_are_replaced_and_items_are_accounted_fo
         .step(again(Step::of::<See>("see", SeeParams::default())))
         .start()
         .unwrap();
+    // Not while they start, which they do all together: none might get an input before the last is killed.
+    has_begun.recv().unwrap();
     let mut random = 7_u64;
     for _ in 0..KILLS {
         random = random

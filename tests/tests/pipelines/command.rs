@@ -117,7 +117,14 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     let out = dir.path().join("killed");
     let mut killed = command(
         "whole.toml",
-        &["-m", "20", "--out", &out.display().to_string()],
+        &[
+            "-m",
+            "20",
+            "-n",
+            "1000000",
+            "--out",
+            &out.display().to_string(),
+        ],
     );
     let mut killed = killed.stdout(Stdio::null()).spawn().unwrap();
     let description = out.join("run.json");
@@ -237,7 +244,14 @@ pub(crate) fn ctrl_c_on_a_terminal_ends_a_run_as_interrupted() {
     let out = dir.path().join("run");
     let command = command(
         "whole.toml",
-        &["-m", "20", "--out", &out.display().to_string()],
+        &[
+            "-m",
+            "20",
+            "-n",
+            "1000000",
+            "--out",
+            &out.display().to_string(),
+        ],
     );
     let words: Vec<_> = std::iter::once(command.get_program())
         .chain(command.get_args())

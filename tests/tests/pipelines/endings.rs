@@ -238,26 +238,6 @@ pub(crate) fn a_knot_whose_slots_wait_unread_is_told() {
     }
 }
 
-pub(crate) fn a_writer_that_is_stopped_while_its_slots_come_back_is_in_no_knot() {
-    let running = Pipeline::new()
-        .client(client(200))
-        .step(load().slots(2))
-        .step(see_with(slow(3)))
-        .start()
-        .unwrap();
-    for _ in 0..3 {
-        std::thread::sleep(Duration::from_millis(100));
-        // It waits for a slot most of the time; meanwhile all slots are given back, and the reader waits as well.
-        let pid = running.pids()[0];
-        integration_tests::stop(pid);
-        std::thread::sleep(Duration::from_millis(700));
-        integration_tests::resume(pid);
-    }
-    let report = running.wait();
-    assert!(report.error().is_none(), "{report:?}");
-    assert!(numbers(&report, "see").into_iter().eq(0..200));
-}
-
 pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
     allow_leaks(8);
     let dir = tempfile::tempdir().unwrap();
@@ -303,6 +283,11 @@ pub(crate) fn each_kind_of_failure_ends_the_run_with_its_cause() {
             assert!(load.outputs() >= 8 && copied.inputs() >= 8 && copied.outputs() >= 7);
             let run = Run::open(dir.path()).unwrap();
             let summary = Summary::of(&run);
+            // Its report says the same of each process.
+            for (process, step) in report.processes().iter().zip(&summary.steps) {
+                assert_eq!(step.counts, process.counts(), "{does}, {name}: {step:?}");
+            }
+            assert_eq!((failed.counts().failed, failed.counts().unfinished), (1, 0));
             let cards = run.cards.iter().filter(|card| card.rank < 3).count() as u64;
             let taken: u64 = report.processes().iter().map(|one| one.inputs()).sum();
             assert!(cards + run.cards_missing >= taken, "{cards} of {taken}");

@@ -1,5 +1,6 @@
 //! What arrives, where, and in which order.
 
+use std::sync::mpsc;
 use std::time::Duration;
 
 use tensormp::pipeline::stages::{Batcher, BatcherParams};
@@ -26,6 +27,15 @@ pub(crate) fn numbers(report: &Report, step: &str) -> Vec<u64> {
 
 pub(crate) fn client(count: u64) -> Client {
     Client::new(0..count)
+}
+
+/// Numbers until what comes with them is dropped: for a run that goes on as long as something is done to its processes.
+pub(crate) fn until_ended() -> (Client, mpsc::Sender<()>) {
+    let (ended, has_ended) = mpsc::channel::<()>();
+    let goes_on = move |_: &u64| has_ended.try_recv() == Err(mpsc::TryRecvError::Empty);
+    // What waits in the queue then is done as well.
+    let inputs = (0_u64..).take_while(goes_on);
+    (Client::new(inputs).queue_size(8), ended)
 }
 
 pub(crate) fn see() -> Step {

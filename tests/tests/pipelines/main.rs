@@ -74,6 +74,7 @@ fn main() -> ExitCode {
         a_knot_whose_slots_wait_unread_is_told,
         who_is_stopped_before_it_lets_go_of_an_input_by_itself_is_in_no_knot,
         who_lets_go_of_inputs_on_threads_of_its_own_is_in_no_knot,
+        who_is_stopped_while_a_thread_of_it_lets_go_of_an_input_is_in_no_knot,
         a_writer_that_is_stopped_while_its_slots_come_back_is_in_no_knot,
         what_a_stage_holds_is_not_lost_and_nothing_is_offered_in_its_place,
         who_lets_go_of_inputs_where_it_is_called_and_on_threads_is_in_no_knot,
@@ -149,7 +150,8 @@ fn main() -> ExitCode {
             counted_though_one_is_lost,
             counted_though_a_segment_is_lost,
             killed_behind_its_end,
-            killed_behind_one_that_sends
+            killed_behind_one_that_sends,
+            stopped_while_a_thread_lets_go
         ],
     )
 }

@@ -1,16 +1,17 @@
 //! Stages that fail where few do: while they are made, while they end, with shapes that are not theirs; and many slots.
 
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use integration_tests::allow_leaks;
+use integration_tests::{allow_leaks, resume, see_stopped, stop};
 use serde::{Deserialize, Serialize};
 use tensormp::pipeline::{
     Client, Context, Flow, Input, Output, Pipeline, Stage, StageError, Step, TensorSpec,
     Termination,
 };
 
-use crate::flow::client;
-use crate::stages::{Load, LoadParams};
+use crate::flow::{client, numbers, until_ended};
+use crate::stages::{Load, LoadParams, See, SeeParams};
 
 /// What a stage does that it should not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -191,7 +192,7 @@ pub(crate) fn a_thousand_slots_are_all_used_again_by_replicas() {
 }
 
 pub(crate) fn tensors_that_do_not_fit_the_next_stage_are_refused() {
-    use crate::stages::{Copy, Load, LoadParams, SeeParams};
+    use crate::stages::Copy;
     use tensormp::pipeline::stages::{Batcher, BatcherParams};
 
     let batch = BatcherParams {
@@ -301,6 +302,35 @@ pub(crate) fn who_lets_go_of_inputs_on_threads_of_its_own_is_in_no_knot() {
     assert_eq!(report.results::<Elsewhere>("elsewhere").unwrap(), [4]);
 }
 
+/// A run one of whose processes stops itself, while a thread of its own lets go of an input, and goes on after a while; the
+/// environment says where.
+pub(crate) fn stopped_while_a_thread_lets_go() {
+    let running = Pipeline::new()
+        .client(client(3))
+        .step(Step::of::<Load>("load", LoadParams::default()).slots(1))
+        .step(Step::of::<Elsewhere>("elsewhere", ()))
+        .start()
+        .unwrap();
+    let pid = running.pids()[1];
+    see_stopped(pid);
+    std::thread::sleep(Duration::from_secs(1));
+    resume(pid);
+    let report = running.wait();
+    let error = report.error().map(ToString::to_string);
+    assert_eq!(error, None);
+    assert_eq!(report.results::<Elsewhere>("elsewhere").unwrap(), [3]);
+}
+
+pub(crate) fn who_is_stopped_while_a_thread_of_it_lets_go_of_an_input_is_in_no_knot() {
+    let output = integration_tests::play("stopped_while_a_thread_lets_go")
+        .env("TENSORMP_FAILPOINT", "input.unread@elsewhere=stop")
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+}
+
 /// Keeps each input for some milliseconds, and then lets go of it by itself.
 struct Patient {
     kept: Option<Input>,
@@ -346,8 +376,9 @@ impl Stage for Patient {
 }
 
 pub(crate) fn who_is_stopped_before_it_lets_go_of_an_input_by_itself_is_in_no_knot() {
+    let (inputs, ended) = until_ended();
     let running = Pipeline::new()
-        .client(client(200))
+        .client(inputs)
         .step(Step::of::<Load>("load", LoadParams::default()).slots(1))
         .step(Step::of::<Patient>("patient", ()))
         .start()
@@ -355,11 +386,40 @@ pub(crate) fn who_is_stopped_before_it_lets_go_of_an_input_by_itself_is_in_no_kn
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(100));
         let pid = running.pids()[1];
-        integration_tests::stop(pid);
+        stop(pid);
         std::thread::sleep(Duration::from_millis(600));
-        integration_tests::resume(pid);
+        resume(pid);
     }
+    drop(ended);
     let report = running.wait();
     assert!(report.error().is_none(), "{report:?}");
-    assert_eq!(report.results::<Patient>("patient").unwrap(), [200]);
+    let offered = report.items().offered;
+    assert_eq!(report.results::<Patient>("patient").unwrap(), [offered]);
+}
+
+pub(crate) fn a_writer_that_is_stopped_while_its_slots_come_back_is_in_no_knot() {
+    let (inputs, ended) = until_ended();
+    let slow = SeeParams {
+        ms: 3,
+        ..SeeParams::default()
+    };
+    let running = Pipeline::new()
+        .client(inputs)
+        .step(Step::of::<Load>("load", LoadParams::default()).slots(2))
+        .step(Step::of::<See>("see", slow))
+        .start()
+        .unwrap();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(100));
+        // It waits for a slot most of the time; meanwhile all slots are given back, and the reader waits as well.
+        let pid = running.pids()[0];
+        stop(pid);
+        std::thread::sleep(Duration::from_millis(700));
+        resume(pid);
+    }
+    drop(ended);
+    let report = running.wait();
+    assert!(report.error().is_none(), "{report:?}");
+    let offered = report.items().offered;
+    assert!(numbers(&report, "see").into_iter().eq(0..offered));
 }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::{ANSWERED, ASKED, Board, HELD, HELP, KEPT, LATE, SERIAL, THREADS, WORDS};
+use super::{ANSWERED, ASKED, Board, HELD, HELP, KEPT, LATE, LETTING_GO, SERIAL, THREADS, WORDS};
 
 /// How a process that keeps items back is helped out of a knot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +131,18 @@ impl Board {
 
     pub(crate) fn threads(&self, rank: u32) -> u64 {
         self.get(rank as usize * WORDS + THREADS)
+    }
+
+    /// Notes that one more thread of the program's own is in the middle of letting go of an input of process `rank`; or, if
+    /// negative, that one no longer is.
+    pub(crate) fn let_go_aside(&self, rank: u32, more: i64) {
+        let at = rank as usize * WORDS + LETTING_GO;
+        let _ = self.words.fetch_add(&[at], more as u64);
+    }
+
+    /// Whether one is: what it has in hand is nobody's on the board, and is about to come back.
+    pub(crate) fn lets_go_aside(&self, rank: u32) -> bool {
+        self.get(rank as usize * WORDS + LETTING_GO) != 0
     }
 
     /// Whether process `rank` reads any slot.

@@ -115,6 +115,9 @@ pub struct Process {
     /// Items that it published; those of the last, where it was replaced.
     #[serde(default)]
     pub outputs: u64,
+    /// Items that it had in its hands when its failure ended the run; no time card tells of them.
+    #[serde(default)]
+    pub failed: u64,
     /// The processes that it came after.
     #[serde(default)]
     pub replaced: Vec<Replaced>,

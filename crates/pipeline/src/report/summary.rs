@@ -209,6 +209,7 @@ fn step_summary(run: &Run, step: &Step, cards: &[&Card], seconds: f64) -> StepSu
     for (outcome, was_taken) in cards.iter().map(|card| card.counted()) {
         counts.note(outcome, was_taken);
     }
+    counts.failed += of_step.clone().map(|one| one.failed).sum::<u64>();
     let (taken, published) = of_step.fold((0, 0), |(taken, published), one| {
         let inputs: u64 = one.replaced.iter().map(|before| before.inputs).sum();
         let outputs: u64 = one.replaced.iter().map(|before| before.outputs).sum();
