@@ -163,10 +163,7 @@ impl Hub {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
-        let mut visited = self.visited.lock();
-        visited.retain(|_, station| {
-            Arc::strong_count(station) > 1 || self.arena.is_present(station.origin)
-        });
+        self.leave_stations();
     }
 
     fn stats(&self) -> Stats {

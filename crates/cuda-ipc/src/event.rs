@@ -104,8 +104,9 @@ pub(crate) struct Joint {
 
 /// So many joint events more than are in use are left alone.
 const JOINT_SPARE: usize = 8;
-/// So many events that have others in their places are not destroyed yet: there is one for each death at most.
-const REPLACED: usize = 1_024;
+/// So many events that have others in their places are not destroyed yet: there is one for each death, and those that a stream
+/// that is lost had recorded.
+const REPLACED: usize = 4_096;
 /// How long a joint event of another process may take, once no block speaks of it, before there is another one in its place.
 const LATE: Duration = Duration::from_secs(2);
 
@@ -267,14 +268,39 @@ impl Station {
                 // Whoever recorded it is dead, it may be, and then it never happens.
                 self.replace(joint.id)
             };
-            match id {
-                Ok(id) => self.places.lock().set_free(id.index),
-                Err(error) => tracing::warn!(%error, "an event is of no use any more"),
-            }
+            self.free_again(id);
         }
         let mut places = self.places.lock();
         places.joint_in_use = in_use.len();
         places.joint.extend(in_use);
+    }
+
+    /// Of streams of this process that are lost: other events in place of those that were recorded there and that no block
+    /// speaks of any more; whether there were any.
+    pub(crate) fn replace_lost(&self, is_lost: impl Fn(u8) -> bool) -> bool {
+        let mut places = self.places.lock();
+        let Places { own, events, .. } = &mut *places;
+        let own = own.extract_if(|(_, stream), _| is_lost(*stream));
+        let id = |index: u16| EventId {
+            index,
+            generation: events[usize::from(index)].generation,
+        };
+        let lost: Vec<_> = own.flat_map(|(_, all)| all).map(id).collect();
+        drop(places);
+        for id in &lost {
+            self.free_again(match self.has_happened(*id) {
+                true => Ok(*id),
+                false => self.replace(*id),
+            });
+        }
+        !lost.is_empty()
+    }
+
+    fn free_again(&self, id: Result<EventId>) {
+        match id {
+            Ok(id) => self.places.lock().set_free(id.index),
+            Err(error) => tracing::warn!(%error, "an event is of no use any more"),
+        }
     }
 
     /// Another event in place of one that may never happen, since whoever recorded it is dead.

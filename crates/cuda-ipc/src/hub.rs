@@ -157,6 +157,7 @@ impl Hub {
                 }
             };
             if block.memory.is_stuck(block.index) {
+                Place::Home(block.memory.clone(), station.clone()).give_up(block.index);
                 pool.lock().set_stuck(block);
                 continue;
             }
@@ -417,7 +418,9 @@ impl Hub {
         if event.is_some() || !station.may_look_for_idle() {
             return Ok(event);
         }
-        let found = self.take_idle_events() | self.reclaim_joint(station, true);
+        let found = self.take_idle_events()
+            | self.reclaim_joint(station, true)
+            | station.replace_lost(crate::numbers::is_known_lost);
         if !found {
             station.found_none_idle();
             return Ok(None);

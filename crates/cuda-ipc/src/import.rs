@@ -96,7 +96,7 @@ impl Import {
             Path::Handle => hub
                 .driver
                 .import(device.ordinal(), &said.handle)
-                .and_then(|base| check_size(hub, device, base, said.bytes))
+                .and_then(|base| check_size(hub, &import, base))
                 .map(|base| {
                     import.set_opened(Opened {
                         base,
@@ -281,13 +281,16 @@ pub(crate) fn memory_gone() -> Error {
 }
 
 /// Makes sure that what was opened is as long as its origin says: addresses of blocks follow from that.
-fn check_size(hub: &Hub, device: Device, base: u64, bytes: u64) -> Result<u64> {
-    let (start, size) = hub.driver.range_of(device.ordinal(), base)?;
-    if start == base && size >= bytes {
+fn check_size(hub: &Hub, import: &Import, base: u64) -> Result<u64> {
+    let found = hub.driver.range_of(import.device.ordinal(), base);
+    let is_as_long = |&(start, size): &(u64, u64)| start == base && size >= import.bytes;
+    if found.as_ref().is_ok_and(is_as_long) {
         return Ok(base);
     }
-    crate::later::leave(hub.driver, device, What::Opened(base), None);
-    Err(malformed("a memory that is shorter than it says"))
+    // Its origin does not give it back before it is closed here.
+    let object = Some(import.object.clone());
+    crate::later::leave(hub.driver, import.device, What::Opened(base), object);
+    found.and(Err(malformed("a memory that is shorter than it says")))
 }
 
 pub(crate) fn origin_gone(said: &Described, hub: &Hub) -> Error {

@@ -8,7 +8,7 @@
 //! device in all other cases.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{
     CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop,
@@ -29,8 +29,55 @@ pub struct CudarcView<'t, T> {
     body: &'t Body,
     address: u64,
     stream: Arc<CudaStream>,
-    used: CudaEvent,
+    used: Used,
     element: std::marker::PhantomData<&'t T>,
+}
+
+/// An event behind what was done with a view in one stream of cudarc, and those of other streams.
+struct Used {
+    /// The driver's pointer of the stream.
+    stream: usize,
+    event: CudaEvent,
+    next: OnceLock<Box<Self>>,
+}
+
+impl Used {
+    fn new(stream: &CudaStream) -> Result<Self> {
+        Ok(Self {
+            stream: stream.cu_stream().addr(),
+            event: stream.context().new_event(None).map_err(told)?,
+            next: OnceLock::new(),
+        })
+    }
+
+    /// It, and those behind it.
+    fn all(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |used| used.next.get().map(|next| &**next))
+    }
+
+    /// What is put into `stream` from now on waits for the event, and so for what the event's stream waits for. One that was
+    /// never recorded is no wait.
+    fn is_waited_for_by(&self, stream: &Stream, device: Device) -> Result<()> {
+        // SAFETY: the event is cudarc's, and lives as long as this.
+        let event = unsafe { RawEvent::made(device.ordinal(), self.event.cu_event().addr()) };
+        stream.wait_behind(&event, crate::numbers::awaited_by(device, self.stream))
+    }
+
+    /// The event for that stream. One for all would say nothing of the stream in which it was recorded before.
+    fn event_in(&self, stream: &CudaStream) -> Result<&CudaEvent> {
+        let mut used = self;
+        while used.stream != stream.cu_stream().addr() {
+            used = match used.next.get() {
+                Some(next) => next,
+                None => {
+                    let made = Box::new(Self::new(stream)?);
+                    // Another thread may have been faster.
+                    used.next.get_or_init(|| made)
+                }
+            };
+        }
+        Ok(&used.event)
+    }
 }
 
 /// A device tensor as cudarc reads and writes it; contiguous. Holds the tensor for as long as it lives.
@@ -69,7 +116,12 @@ impl<'t, T: Element> CudarcView<'t, T> {
                 ),
             ));
         }
-        let used = stream.context().new_event(None).map_err(told)?;
+        // Of what is lost nobody could be told later.
+        body.stream
+            .check()
+            .map_err(|error| body.using.place.explain(error))?;
+        let used = Used::new(stream)?;
+        body.using.works_on(&body.stream);
         Ok(Self {
             body,
             address: body.address()?,
@@ -79,19 +131,32 @@ impl<'t, T: Element> CudarcView<'t, T> {
         })
     }
 
-    fn lend<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+    /// `writes`: or may have before, so that each use comes after those in other streams.
+    fn lend<'a>(
+        &'a self,
+        stream: &'a CudaStream,
+        writes: bool,
+    ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
         let waited = (|| {
+            let (device, raw) = (self.body.device(), stream.cu_stream().addr());
             // SAFETY: it is used in this call only, for which the stream is borrowed.
-            let theirs =
-                unsafe { Stream::from_raw(self.body.device(), stream.cu_stream().addr()) }?;
-            theirs.wait_for(&self.body.stream)
+            let theirs = unsafe { Stream::from_raw(device, raw) }?;
+            theirs.wait_for(&self.body.stream)?;
+            let mut others = self.used.all().filter(|used| writes && used.stream != raw);
+            others.try_for_each(|used| used.is_waited_for_by(&theirs, device))
         })();
         if let Err(error) = waited {
             // cudarc has no other way to be told.
             tracing::error!(%error, "a stream of cudarc could not be made to wait for a device tensor");
         }
         let after = if stream.context().is_managing_stream_synchronization() {
-            SyncOnDrop::Record(Some((&self.used, stream)))
+            match self.used.event_in(stream) {
+                Ok(event) => SyncOnDrop::Record(Some((event, stream))),
+                Err(error) => {
+                    tracing::warn!(%error, "a thread waits for a stream of cudarc, since no event can be made");
+                    SyncOnDrop::Sync(Some(stream))
+                }
+            }
         } else {
             SyncOnDrop::Sync(Some(stream))
         };
@@ -101,16 +166,12 @@ impl<'t, T: Element> CudarcView<'t, T> {
 
 impl<T> Drop for CudarcView<'_, T> {
     fn drop(&mut self) {
-        // SAFETY: the event is cudarc's, and lives as long as this view.
-        let used =
-            unsafe { RawEvent::made(self.body.device().ordinal(), self.used.cu_event().addr()) };
         let stream = &self.body.stream;
-        // One that was never recorded is no wait.
-        let waited = stream
-            .raw()
-            .and_then(|raw| stream.driver().wait(raw, &used));
-        if let Err(error) = waited {
-            tracing::error!(%error, "a device tensor could not be made to wait for a stream of cudarc");
+        let device = self.body.device();
+        for used in self.used.all() {
+            if let Err(error) = used.is_waited_for_by(stream, device) {
+                tracing::error!(%error, "a device tensor could not be made to wait for a stream of cudarc");
+            }
         }
     }
 }
@@ -127,7 +188,7 @@ impl<T: Element> DeviceSlice<T> for CudarcView<'_, T> {
 
 impl<T: Element> DevicePtr<T> for CudarcView<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        self.lend(stream)
+        self.lend(stream, false)
     }
 }
 
@@ -143,7 +204,7 @@ impl<T: Element> DeviceSlice<T> for CudarcViewMut<'_, T> {
 
 impl<T: Element> DevicePtr<T> for CudarcViewMut<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        self.0.lend(stream)
+        self.0.lend(stream, true)
     }
 }
 
@@ -152,7 +213,7 @@ impl<T: Element> DevicePtrMut<T> for CudarcViewMut<'_, T> {
         &'a mut self,
         stream: &'a CudaStream,
     ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        self.0.lend(stream)
+        self.0.lend(stream, true)
     }
 }
 

@@ -222,6 +222,39 @@ impl Place {
             })
     }
 
+    /// An event that may never happen, and that somebody may wait for, goes back to its origin: nobody records it again before
+    /// that one has looked at it. Another process calls it, of a block that it is alone with.
+    pub(crate) fn pass_to_origin(&self, index: u32, word: u64, id: EventId) {
+        if word != block::READY {
+            return self.set(index, word, Mark::Lent(id));
+        }
+        // Nobody reads *ready* as that. First: were this process killed between the two, an event would be lost, and none be in
+        // two places.
+        self.set(index, word, Mark::None);
+        if let Some(free) = self.free_word(index) {
+            self.set(index, free, Mark::Lent(id));
+        }
+    }
+
+    /// The origin gives up a block on which a stream of its own has work that is lost, for as long as it lives. What the block
+    /// has of events is of use elsewhere, but for those that speak of the work of others.
+    pub(crate) fn give_up(&self, index: u32) {
+        let Self::Home(_, station) = self else {
+            return;
+        };
+        let me = self.me();
+        for word in std::iter::once(block::READY).chain(block::RELEASES) {
+            let mark = self.mark(index, word);
+            let left = match mark {
+                Mark::Bound(_) => Mark::None,
+                Mark::Recorded(_, by) | Mark::Joint(_, by) if by.who == me => Mark::Kept(me),
+                _ => continue,
+            };
+            self.set(index, word, left);
+            mark.own().into_iter().for_each(|id| station.give_back(id));
+        }
+    }
+
     /// The origin takes an event away that was lent.
     pub(crate) fn take_lent(&self, index: u32, word: u64, mark: Mark) {
         if let (Self::Home(_, station), Mark::Lent(id)) = (self, mark) {

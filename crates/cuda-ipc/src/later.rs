@@ -18,6 +18,7 @@ use shm_core::object::Object;
 use crate::device::Device;
 use crate::driver::{Driver, Mapping};
 use crate::error::Result;
+use crate::event::Visited;
 use crate::hub::Hub;
 use crate::import::Import;
 use crate::layout::Path;
@@ -145,12 +146,15 @@ impl Drop for Over {
 
 fn work(hub: &'static Hub) {
     hub.drop_owners(true);
+    hub.leave_stations();
     let begun = Instant::now();
     let mut pause = Duration::from_micros(100);
     let mut holding = Holding::new();
     loop {
         let devices = hub.devices_to_close();
         if devices.is_empty() || begun.elapsed() > SHIFT {
+            // Those among it whose last memory was closed.
+            hub.leave_stations();
             return;
         }
         let is_late = holding.is_due();
@@ -190,8 +194,28 @@ impl Hub {
         devices
     }
 
-    /// As that, asked without waiting for anybody.
+    /// Whether it is of no use: its process has ended, and nothing of that is open here.
+    fn is_to_leave(&self, station: &Arc<Visited>) -> bool {
+        Arc::strong_count(station) == 1 && !self.arena.is_present(station.origin)
+    }
+
+    /// Closes the events of processes that have ended.
+    pub(crate) fn leave_stations(&self) {
+        let mut visited = self.visited.lock();
+        let gone: Vec<_> = visited
+            .extract_if(|_, station| self.is_to_leave(station))
+            .collect();
+        // Who receives does not wait for that.
+        drop(visited);
+        drop(gone);
+    }
+
+    /// As [`devices_to_close`](Self::devices_to_close), stations among it, asked without waiting for anybody.
     fn may_have_to_close(&self) -> bool {
+        let visited = self.visited.try_lock();
+        if visited.is_some_and(|all| all.values().any(|one| self.is_to_leave(one))) {
+            return true;
+        }
         let is_free = |device| !stuck::is_known(device);
         let left = LEFT.try_lock();
         if left.is_some_and(|left| left.iter().any(|left| is_free(left.device))) {

@@ -15,6 +15,8 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::ledger;
 use crate::mark::NO_NUMBER;
+#[cfg(feature = "cudarc")]
+use crate::waiting::Awaited;
 
 /// All streams of which something may still come.
 pub(crate) static ALL: Mutex<Vec<Arc<Awaits>>> = Mutex::new(Vec::new());
@@ -53,6 +55,18 @@ pub(crate) fn all() -> Vec<Arc<Awaits>> {
     ALL.lock().clone()
 }
 
+/// What a stream waits for that somebody else made, by the driver's pointer. Nothing is asked of the driver: it may be gone.
+#[cfg(feature = "cudarc")]
+pub(crate) fn awaited_by(device: Device, borrowed: usize) -> Vec<Awaited> {
+    let all = ALL.lock();
+    let known = all
+        .iter()
+        .find(|one| one.borrowed == Some(borrowed) && one.device == device)
+        .cloned();
+    drop(all);
+    known.map_or_else(Vec::new, |one| one.all())
+}
+
 /// Looks at all streams; called by the thread that watches the arena.
 pub(crate) fn look() {
     all().iter().for_each(|one| one.look());
@@ -64,6 +78,12 @@ pub(crate) fn may_be_lost(number: u8) -> bool {
     let all = ALL.lock();
     let known = all.iter().find(|one| one.number == number);
     known.is_some_and(|one| one.is_lost() || !one.is_empty())
+}
+
+/// Whether the stream of that number is known to be lost.
+pub(crate) fn is_known_lost(number: u8) -> bool {
+    let all = ALL.lock();
+    all.iter().any(|one| one.number == number && one.is_lost())
 }
 
 /// The end of this process in peace: those streams that nobody has are done, until then; all of them, if the others are.

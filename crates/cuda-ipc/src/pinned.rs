@@ -9,7 +9,6 @@ use std::fmt;
 
 use parking_lot::Mutex;
 use shm_core::{Element, Tensor};
-use smallvec::SmallVec;
 
 use crate::bytes::bytes_of;
 use crate::device::of_device;
@@ -19,8 +18,8 @@ use crate::regions;
 use crate::stream::Stream;
 use crate::tensor::DeviceTensor;
 
-/// An event behind copies, and the streams that they are in.
-type Reading = (RawEvent, SmallVec<[Stream; 1]>);
+/// An event behind copies, and the stream in which it was recorded last, which waits for those before.
+type Reading = (RawEvent, Option<Stream>);
 
 /// A tensor of the arena that is registered with the driver, if that could be had; see [`outcome`](Self::outcome).
 ///
@@ -129,17 +128,18 @@ impl<T: Element> PinnedTensor<T> {
         let address = to.write_in(&stream)?;
         let mut reading = self.reading.lock();
         let device = stream.device().ordinal();
-        let (event, streams) = match reading.entry(device) {
+        let (event, latest) = match reading.entry(device) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
-                place.insert((self.driver.new_event(device, false)?, SmallVec::new()))
-            }
+            Entry::Vacant(place) => place.insert((self.driver.new_event(device, false)?, None)),
         };
-        // Copies of one device through different streams: the event is behind all of them.
-        stream.wait_for_recorded(event, streams)?;
-        if !streams.iter().any(|known| known.same(&stream)) {
-            streams.push(stream.clone());
+        // Copies of one device through different streams: the event is behind all of them. Of one that is over it is of no
+        // interest what became of its stream since.
+        if let Some(other) = latest.as_ref().filter(|latest| !latest.same(&stream))
+            && !self.driver.has_happened(event)?
+        {
+            stream.wait_for_recorded(event, std::slice::from_ref(other))?;
         }
+        *latest = Some(stream.clone());
         // SAFETY: the tensor is held and not written before the event recorded next has happened, see `wait`; if recording
         // fails, the stream is waited for.
         unsafe {
@@ -158,10 +158,10 @@ impl<T: Element> PinnedTensor<T> {
     /// # Errors
     /// `WriterGone` when a copy waits for a process that has died, and never comes to its end; what the driver answers.
     pub fn wait(&self) -> Result<()> {
-        for (event, streams) in self.reading.lock().values() {
+        for (event, latest) in self.reading.lock().values() {
             let mut pause = std::time::Duration::from_micros(20);
             while !self.driver.has_happened(event)? {
-                streams.iter().try_for_each(Stream::check)?;
+                latest.as_ref().map_or(Ok(()), Stream::check)?;
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(std::time::Duration::from_millis(1));
             }

@@ -300,8 +300,10 @@ impl Place {
     pub(crate) fn keep(&self, index: u32) -> Result<()> {
         let kept = Mark::Kept(self.me());
         for word in block::RELEASES {
-            let mark = self.mark(index, word);
-            let is_over = match mark {
+            let record = record(self.object(), index, word);
+            // As it is: several words say nothing.
+            let now = record.load(Ordering::Acquire);
+            let is_over = match Mark::from_word(now) {
                 Mark::None => true,
                 // The event is lost to its origin, and there is one for each such block at most.
                 Mark::Recorded(id, _) => {
@@ -310,16 +312,10 @@ impl Place {
                 }
                 _ => false,
             };
-            let record = record(self.object(), index, word);
             // Release: pairs with the acquire in `mark`; the reference to the token goes after it.
             if is_over
                 && record
-                    .compare_exchange(
-                        mark.to_word(),
-                        kept.to_word(),
-                        Ordering::AcqRel,
-                        Ordering::Relaxed,
-                    )
+                    .compare_exchange(now, kept.to_word(), Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
             {
                 return Ok(());
@@ -350,6 +346,8 @@ impl Place {
                     self.forget(index, word, id)?;
                     continue;
                 }
+                // Which may be taken for something else meanwhile.
+                Mark::None => continue,
                 _ => {
                     over.push((word, mark.cleared()));
                     continue;
@@ -391,15 +389,16 @@ impl Place {
             // Its work on the block may begin after all as long as its process lives.
             return driver.has_happened(event.raw()?);
         }
+        let is_waited_for = || match stream.wait_for_event(&event, by, arena) {
+            // Lost since: as above.
+            Err(error) if *error.kind() == ErrorKind::WriterGone => Ok(false),
+            other => other.map(|()| true),
+        };
         if by.who == self.me() {
-            stream.wait_for_event(&event, by, arena)?;
-            return Ok(true);
+            return is_waited_for();
         }
         match (late, options().gate) {
-            (Late::WaitsFor(_), Gate::Stream) if is_here => {
-                stream.wait_for_event(&event, by, arena)?;
-                Ok(true)
-            }
+            (Late::WaitsFor(_), Gate::Stream) if is_here => is_waited_for(),
             (Late::IsLeft, _) if is_here => driver.has_happened(event.raw()?),
             (Late::WaitsFor(patience), _) => match self.wait_here(&event, by, patience) {
                 Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(false),
@@ -427,17 +426,6 @@ impl Place {
         };
         self.set(index, word, mark);
         Ok(())
-    }
-
-    /// As [`forget`](Self::forget), by another process than the origin, where somebody may wait for what was recorded: nobody
-    /// records the event again before its origin has looked at it.
-    fn pass_to_origin(&self, index: u32, word: u64, id: EventId) {
-        // Nobody reads *ready* as that; such an event is lost to its origin.
-        let mark = match word {
-            block::READY => Mark::None,
-            _ => Mark::Lent(id),
-        };
-        self.set(index, word, mark);
     }
 
     /// The events that are bound to a block go back to the station; whether there were any. The origin calls it, of a block

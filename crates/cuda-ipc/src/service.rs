@@ -5,6 +5,7 @@
 //! ends with it; a copy has a thread of its own. A visitor sends one packet and gets one: first a byte, 0 for what comes with a descriptor, else the
 //! reason in words.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use shm_core::deadlock::Servant;
@@ -29,6 +31,11 @@ use crate::stream::Stream;
 /// The longest name: eight words of the station.
 const NAME: usize = 64;
 const SLICE: Duration = Duration::from_millis(200);
+
+/// How long a visitor may take to say what it wants.
+const HEARD_BY: Duration = Duration::from_secs(2);
+/// So many visitors may say nothing at a time; of more, the eldest is left.
+const SILENT: usize = 64;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,30 +132,73 @@ pub(crate) fn open(object: &Object) -> Result<()> {
 
 fn serve(listener: &OwnedFd) {
     let _servant = Servant::enter();
+    let mut silent = VecDeque::new();
     loop {
-        match socket::accept(listener) {
-            Ok(Some(visitor)) => {
-                if let Err(errno) = hear(visitor) {
-                    tracing::debug!(%errno, "a visitor left before it had its answer");
+        let (speaking, may_come) = listen(listener, &mut silent);
+        if may_come {
+            match socket::accept(listener) {
+                Ok(Some(visitor)) => {
+                    silent.push_back((visitor, Instant::now() + HEARD_BY));
+                    if silent.len() > SILENT {
+                        silent.pop_front();
+                    }
+                }
+                // Of another user: not served.
+                Ok(None) => {}
+                Err(Errno::CONNABORTED | Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => {
+                    tracing::warn!(%errno, "device memory can be lent by handle only from now on");
+                    // No descriptors left, it may be: they come back.
+                    std::thread::sleep(Duration::from_millis(100));
                 }
             }
-            // Of another user: not served.
-            Ok(None) => {}
-            Err(Errno::CONNABORTED | Errno::INTR) => {}
-            Err(errno) => {
-                tracing::warn!(%errno, "device memory can be lent by handle only from now on");
-                // No descriptors left, it may be: they come back.
-                std::thread::sleep(Duration::from_millis(100));
+        }
+        for visitor in speaking {
+            if let Err(errno) = hear(visitor) {
+                tracing::debug!(%errno, "a visitor left before it had its answer");
             }
         }
     }
+}
+
+/// A visitor that has said nothing, and until when it may.
+type Silent = (OwnedFd, Instant);
+
+/// Waits for visitors to come or to speak: those that speak, and whether somebody comes. One that says nothing keeps nobody,
+/// and is left when its time is over.
+fn listen(listener: &OwnedFd, silent: &mut VecDeque<Silent>) -> (Vec<OwnedFd>, bool) {
+    let now = Instant::now();
+    let left = silent.front();
+    let left = left.map(|(_, until)| until.saturating_duration_since(now));
+    let left = left.and_then(|left| Timespec::try_from(left).ok());
+    let visitors = silent.iter().map(|(visitor, _)| visitor);
+    let mut all: Vec<_> = std::iter::once(listener)
+        .chain(visitors)
+        .map(|one| PollFd::new(one, PollFlags::IN))
+        .collect();
+    if poll(&mut all, left.as_ref()).is_err() {
+        return (Vec::new(), false);
+    }
+    let ready: Vec<_> = all.iter().map(|one| !one.revents().is_empty()).collect();
+    let mut ready = ready.into_iter();
+    let may_come = ready.next() == Some(true);
+    let now = Instant::now();
+    let mut speaking = Vec::new();
+    for (visitor, until) in std::mem::take(silent) {
+        if ready.next() == Some(true) {
+            speaking.push(visitor);
+        } else if until > now {
+            silent.push_back((visitor, until));
+        }
+    }
+    (speaking, may_come)
 }
 
 /// What a visitor asks for is answered at once, but for copies, which wait for whoever writes the tensor: those are made in
 /// threads of their own.
 fn hear(visitor: OwnedFd) -> Result<(), Errno> {
     // One that stops in the middle must not keep the others.
-    socket::limit(&visitor, Duration::from_secs(2))?;
+    socket::limit(&visitor, HEARD_BY)?;
     let (bytes, _) = socket::receive(&visitor)?;
     let request = Request::from_bytes(&bytes);
     if request.is_some_and(|request| request.kind == COPY) {

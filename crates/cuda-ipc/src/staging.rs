@@ -15,7 +15,7 @@ use shm_core::{SharedTensor, Tensor};
 
 use crate::body::{Body, Token};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::hub::Hub;
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
@@ -174,14 +174,18 @@ pub(crate) fn arrive_shared(
     Ok(body)
 }
 
-/// Another handle of a block, if it is still what it was made as.
+/// Another handle of a block, if it is still what it was made as, and none of its streams is lost: what is behind that can
+/// be read by nobody, and another copy can.
 fn again(using: &Arc<Use>, id: CopyId, geometry: Geometry, device: Device) -> Result<Option<Body>> {
     let token = using.token_of_copy(id);
     let Some(token) = token.filter(|_| using.place.device() == device) else {
         return Ok(None);
     };
     let stream = Stream::for_device(device)?;
-    using.gather_shared(&stream)?;
+    match using.gather_shared(&stream) {
+        Err(error) if *error.kind() == ErrorKind::WriterGone => return Ok(None),
+        other => other?,
+    }
     using.works_on(&stream);
     Ok(Some(Body {
         using: using.clone(),

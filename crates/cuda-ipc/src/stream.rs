@@ -333,20 +333,19 @@ impl Stream {
         };
         // Under the lock: a wait is for the record before it.
         driver.record(event, other.raw()?)?;
-        let wait = || driver.wait(self.raw()?, event);
         // What the other waits for, this one does, too: by way of it, on another device perhaps.
-        let inherited = other.0.awaits.all();
-        match inherited.is_empty() {
-            true => wait(),
-            false => self.0.awaits.add(inherited, wait),
-        }
+        self.wait_behind(event, other.0.awaits.all())
     }
 
     /// What is put into this stream from now on waits for an event of this process, behind work in those streams.
     pub(crate) fn wait_for_recorded(&self, event: &RawEvent, recorded_in: &[Self]) -> Result<()> {
         recorded_in.iter().try_for_each(Self::check)?;
         let all = recorded_in.iter().flat_map(|other| other.0.awaits.all());
-        let inherited: Vec<Awaited> = all.collect();
+        self.wait_behind(event, all.collect())
+    }
+
+    /// What is put into this stream from now on waits for an event of this process, behind what is `inherited`.
+    pub(crate) fn wait_behind(&self, event: &RawEvent, inherited: Vec<Awaited>) -> Result<()> {
         let wait = || self.0.driver.wait(self.raw()?, event);
         match inherited.is_empty() {
             true => wait(),

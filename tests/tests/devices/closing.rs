@@ -15,6 +15,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     an_idle_process_closes_what_it_is_asked_to_close,
     a_full_device_gets_back_what_an_idle_process_has_open,
     memory_is_unmapped_only_when_this_process_is_done_with_it,
+    what_was_known_of_processes_that_have_ended_is_forgotten_by_itself,
+    memory_that_was_opened_and_cannot_be_used_is_closed_again,
     memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow,
 ];
 
@@ -50,6 +52,42 @@ fn memory_that_is_given_back_is_closed_by_those_who_had_it_open() {
     drop(sender);
     context.join().unwrap();
     all_is_well(session);
+}
+
+/// Sends one tensor, and ends when its memory has come back.
+fn produce(_rank: usize, to: Sender<Bytes>) -> tensormp::Result<()> {
+    to.put(Bytes::zeros([3])?)?;
+    cuda_ipc::close(Duration::from_secs(60))?;
+    Ok(())
+}
+
+/// Producers come and go, and their consumer asks for nothing: it keeps neither their events nor their tables of these.
+fn what_was_known_of_processes_that_have_ended_is_forgotten_by_itself() {
+    let session = machine();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let arena = shm_core::Arena::current().unwrap();
+    let mut live = u64::MAX;
+    for _ in 0..3 {
+        let mut producer = spawn(produce, to.clone(), 1).unwrap();
+        assert_eq!(from.get().unwrap().to_vec().unwrap(), [0; 3]);
+        producer.join().unwrap();
+        // What the last one said of its streams is kept until there is another one.
+        while session.live().events > 0 || arena.stats().live > live {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        live = arena.stats().live;
+    }
+    no_memory_is_left(session);
+}
+
+fn memory_that_was_opened_and_cannot_be_used_is_closed_again() {
+    let session = with(&Knobs::new().fail("cuMemGetAddressRange_v2", 999, Some(1)));
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let mut producer = spawn(produce, to, 1).unwrap();
+    // As a copy.
+    assert_eq!(from.get().unwrap().to_vec().unwrap(), [0; 3]);
+    producer.join().unwrap();
+    no_memory_is_left(session);
 }
 
 /// Receives, drops, and does nothing more.

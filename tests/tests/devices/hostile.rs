@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     no_token_and_no_geometry_does_harm_to_who_receives_it,
     no_copy_through_the_host_does_harm_to_who_receives_it,
     whatever_the_lending_thread_is_asked_it_answers_and_goes_on,
+    visitors_that_say_nothing_keep_nobody_waiting,
     a_process_without_descriptors_is_told_so_and_goes_on_when_it_has_some,
 ];
 
@@ -214,6 +215,23 @@ fn whatever_the_lending_thread_is_asked_it_answers_and_goes_on() {
     let (sender, receiver) = Queue::bounded(1).unwrap().split();
     sender.put(tensor).unwrap();
     assert_eq!(spawn(read, receiver, 1).unwrap().join().unwrap(), [4]);
+    no_memory_is_left(session);
+}
+
+fn visitors_that_say_nothing_keep_nobody_waiting() {
+    fn read(_rank: usize, from: Receiver<DeviceTensor<u8>>) -> tensormp::Result<u8> {
+        Ok(from.get()?.to_vec()?[2])
+    }
+    let session = machine();
+    Options::new().path(Path::Descriptor).install().unwrap();
+    let tensor = DeviceTensor::from_slice([100], &[4_u8; 100]).unwrap();
+    // Each for a second or two, one after the other, is longer than anybody waits for an origin.
+    let visitors = (0..60).map(|_| visit(std::process::id()).unwrap());
+    let silent: Vec<_> = visitors.collect();
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    sender.put(tensor).unwrap();
+    assert_eq!(spawn(read, receiver, 1).unwrap().join().unwrap(), [4]);
+    drop(silent);
     no_memory_is_left(session);
 }
 

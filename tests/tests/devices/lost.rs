@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_pinned_tensor_behind_work_of_the_dead_is_told_and_no_hang,
     a_first_tensor_is_made_behind_work_of_the_dead,
     memory_with_work_behind_the_dead_is_not_used_again_while_its_reader_lives,
+    slots_with_work_behind_the_dead_are_not_used_again_while_their_reader_lives,
     slots_go_round_though_their_workers_are_killed,
     closing_keeps_its_time_and_collecting_waits_for_nobody_else,
     an_event_of_many_that_never_happens_is_not_recorded_again_while_a_stream_waits_for_it,
@@ -30,14 +31,14 @@ type Bytes = DeviceTensor<u8>;
 type Shared = SharedDeviceTensor<u8>;
 
 /// A process that is about to write a tensor, and the tensor, for which the default stream of this process waits now.
-struct Behind {
-    writer: SpawnContext<()>,
-    theirs: Shared,
+pub(crate) struct Behind {
+    pub(crate) writer: SpawnContext<()>,
+    pub(crate) theirs: Shared,
     /// Of this process, written behind it in the same stream.
-    mine: Bytes,
+    pub(crate) mine: Bytes,
 }
 
-fn behind(session: &Session) -> Behind {
+pub(crate) fn behind(session: &Session) -> Behind {
     let (sender, receiver) = Queue::bounded(4).unwrap().split();
     let (ready, go) = (Event::new().unwrap(), Event::new().unwrap());
     let mut mine = DeviceTensor::from_slice([3], &[1_u8, 2, 3]).unwrap();
@@ -55,7 +56,7 @@ fn behind(session: &Session) -> Behind {
 }
 
 /// It dies, and what it had on the device with it.
-fn dies(mut writer: SpawnContext<()>, session: &Session) {
+pub(crate) fn dies(mut writer: SpawnContext<()>, session: &Session) {
     writer.kill();
     assert!(writer.join().is_err());
     session.let_go();
@@ -208,7 +209,14 @@ fn a_first_tensor_is_made_behind_work_of_the_dead() {
 }
 
 fn memory_with_work_behind_the_dead_is_not_used_again_while_its_reader_lives() {
-    type Many = Vec<Bytes>;
+    read_behind_the_dead(|| (0..3).map(|_| Bytes::zeros([100]).unwrap()).collect());
+}
+
+fn slots_with_work_behind_the_dead_are_not_used_again_while_their_reader_lives() {
+    read_behind_the_dead(|| Bytes::slots(3, [100]).unwrap());
+}
+
+fn read_behind_the_dead(make: fn() -> Many) {
     /// Sends on what it receives: the one event that says so is taken from one of the tensors.
     fn pass_on(_rank: usize, (from, to): (Receiver<Many>, Sender<Many>)) -> tensormp::Result<()> {
         to.put(from.get()?)?;
@@ -236,12 +244,7 @@ fn memory_with_work_behind_the_dead_is_not_used_again_while_its_reader_lives() {
     let (promised, late) = Queue::bounded(1).unwrap().split();
     let [ready, go, waits, said] = [(); 4].map(|()| Event::new().unwrap());
     let mut passing = spawn(pass_on, (passed, sender), 1).unwrap();
-    to.put(
-        (0..3)
-            .map(|_| Bytes::zeros([100]).unwrap())
-            .collect::<Many>(),
-    )
-    .unwrap();
+    to.put(make()).unwrap();
     while from.is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -6,6 +6,7 @@ mod closing;
 mod company;
 mod doctor;
 mod dying;
+mod given_up;
 mod guards;
 mod hostile;
 mod lifetime;
@@ -20,6 +21,7 @@ mod slots;
 mod staged;
 mod stages;
 mod support;
+mod views;
 
 fn main() -> ExitCode {
     // Workers find the emulated driver that their parent has loaded.
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         lifetime::TESTS,
         closing::TESTS,
         lost::TESTS,
+        given_up::TESTS,
         dying::TESTS,
         peace::TESTS,
         rules::TESTS,
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         doctor::TESTS,
         hostile::TESTS,
         others::TESTS,
+        views::TESTS,
         slots::TESTS,
         guards::TESTS,
     ];

@@ -1,0 +1,142 @@
+//! What goes on when a stream of a process is lost, since it waits for the dead: all that has nothing to do with that stream.
+
+use std::time::Duration;
+
+use cuda_ipc::{Device, DeviceTensor, Options, Path, PinnedTensor, SharedDeviceTensor};
+use integration_tests::{Test, tests};
+use tensormp::prelude::*;
+
+use crate::lost::{Behind, behind, dies};
+use crate::support::machine;
+
+pub(crate) const TESTS: &[Test] = &tests![
+    a_pinned_tensor_is_copied_again_though_a_stream_that_read_it_before_is_lost,
+    a_view_of_a_copy_comes_though_the_stream_of_the_first_one_is_lost,
+    events_of_a_stream_that_is_lost_give_way_to_others,
+    an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin,
+];
+
+type Bytes = DeviceTensor<u8>;
+type Shared = SharedDeviceTensor<u8>;
+
+/// The default stream of this process is lost.
+fn lose_the_stream(session: &cuda_emulator::Session) {
+    let Behind { writer, mine, .. } = behind(session);
+    dies(writer, session);
+    assert!(mine.to_vec().is_err());
+}
+
+fn a_pinned_tensor_is_copied_again_though_a_stream_that_read_it_before_is_lost() {
+    let session = machine();
+    let host = Tensor::from_slice([3], &[7_u8; 3]).unwrap();
+    let mut input = PinnedTensor::new(host, Device::new(0).unwrap()).unwrap();
+    let mut there = Bytes::zeros([3]).unwrap();
+    input.copy_to(&mut there).unwrap();
+    input.wait().unwrap();
+    lose_the_stream(&session);
+    input.as_mut_slice().unwrap().fill(8);
+    let mut fresh = Bytes::zeros([3]).unwrap();
+    input.copy_to(&mut fresh).unwrap();
+    assert_eq!(fresh.to_vec().unwrap(), [8; 3]);
+}
+
+fn a_view_of_a_copy_comes_though_the_stream_of_the_first_one_is_lost() {
+    fn send_views(_rank: usize, (to, next): (Sender<Shared>, Event)) -> tensormp::Result<()> {
+        Options::new().path(Path::Host).install()?;
+        let all = DeviceTensor::from_slice([4], &[1_u8, 2, 3, 4])?.freeze();
+        to.put(all.clone())?;
+        next.wait()?;
+        to.put(all.narrow(0, 1, 2)?)?;
+        Ok(())
+    }
+    let session = machine();
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let next = Event::new().unwrap();
+    let mut context = spawn(send_views, (sender, next.clone()), 1).unwrap();
+    let first = receiver.get().unwrap();
+    assert_eq!(first.to_vec().unwrap(), [1, 2, 3, 4]);
+    lose_the_stream(&session);
+    next.set();
+    assert_eq!(receiver.get().unwrap().to_vec().unwrap(), [2, 3]);
+    context.join().unwrap();
+}
+
+/// What was said with them is said for ever, and their blocks are given up; but there are only so many events.
+fn events_of_a_stream_that_is_lost_give_way_to_others() {
+    let session = machine();
+    Options::new().events(48).install().unwrap();
+    let (sender, receiver) = Queue::bounded(10).unwrap().split();
+    let two = || [(); 2].map(|()| Bytes::zeros([4]).unwrap());
+    for _ in 0..3 {
+        let Behind {
+            writer,
+            theirs,
+            mine,
+        } = behind(&session);
+        (0..10).for_each(|_| sender.put(two()).unwrap());
+        dies(writer, &session);
+        assert!(mine.to_vec().is_err());
+        (0..10).for_each(|_| assert!(receiver.get().is_err()));
+        drop(theirs);
+        let waits = cuda_ipc::stats().host_waits;
+        for _ in 0..40 {
+            sender.put(two()).unwrap();
+            let [back, _] = receiver.get().unwrap();
+            assert_eq!(back.to_vec().unwrap(), [0; 4]);
+        }
+        assert_eq!(cuda_ipc::stats().host_waits, waits);
+    }
+}
+
+fn an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin() {
+    type Part = (Receiver<Bytes>, Sender<Shared>, [Event; 2]);
+    fn write(_rank: usize, (from, to, [ready, go]): Part) -> tensormp::Result<()> {
+        let mut tensor = from.get()?;
+        tensor.stream().synchronize()?;
+        ready.set();
+        go.wait()?;
+        tensor.clear()?;
+        to.put(tensor.freeze())?;
+        std::thread::sleep(Duration::from_secs(60));
+        Ok(())
+    }
+    /// Has it alone before it is known here that its own stream is lost.
+    fn thaw(
+        _rank: usize,
+        (from, [waits, dead]): (Receiver<Shared>, [Event; 2]),
+    ) -> tensormp::Result<()> {
+        let tensor = from.get()?;
+        waits.set();
+        dead.wait()?;
+        let _ = tensor.try_thaw();
+        Ok(())
+    }
+    let session = machine();
+    // No other one can take its place.
+    Options::new().events(1).install().unwrap();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let (on, out) = Queue::bounded(1).unwrap().split();
+    let [ready, go, waits, dead] = [(); 4].map(|()| Event::new().unwrap());
+    let part = (from, on, [ready.clone(), go.clone()]);
+    let mut writer = spawn(write, part, 1).unwrap();
+    let mut third = spawn(thaw, (out, [waits.clone(), dead.clone()]), 1).unwrap();
+    to.put(Bytes::zeros([3]).unwrap()).unwrap();
+    ready.wait().unwrap();
+    session.hold();
+    go.set();
+    waits.wait().unwrap();
+    writer.kill();
+    assert!(writer.join().is_err());
+    dead.set();
+    third.join().unwrap();
+    session.let_go();
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    let mut waits = u64::MAX;
+    // When it was seen for long enough that it does not happen, another one is made for it.
+    while cuda_ipc::stats().host_waits != waits {
+        waits = cuda_ipc::stats().host_waits;
+        sender.put(Bytes::zeros([3]).unwrap()).unwrap();
+        assert_eq!(receiver.get().unwrap().to_vec().unwrap(), [0; 3]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
