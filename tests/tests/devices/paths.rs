@@ -373,6 +373,11 @@ fn end_while_it_is_opened(later: std::time::Duration) {
     let context = builder().env("CUDA_EMULATOR_FAIL", "cuIpcOpenMemHandle_v2:1");
     let mut context = context.spawn(open, (receiver, begins.clone()), 1).unwrap();
     begins.wait().unwrap();
+    // It knows whose memory it is, and has seen that the handle is of no use.
+    let opener = context.pids()[0];
+    while session.calls_of(opener).of("cuIpcOpenMemHandle_v2") == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
     std::thread::sleep(later);
     kill(pid);
     assert!(origin.join().is_err());
