@@ -1,5 +1,6 @@
 //! Giving memory back, and who is in the way of that.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
 use crate::import::Import;
 use crate::in_the_way::Rest;
+use crate::lapse::Lapse;
 use crate::later;
 use crate::memory::Memory;
 use crate::place::Place;
@@ -142,23 +144,24 @@ impl Hub {
 
     /// Closes memory of others that is open here and not used, and gives back what was left.
     fn close_idle(&self, until: Option<Instant>, held: bool) {
-        let mut devices = later::devices();
-        {
+        let mut devices: HashSet<_> = {
             let imports = self.imports.lock();
             let idle = imports
                 .values()
                 .filter(|import| Arc::strong_count(import) == 1);
-            devices.extend(idle.map(|import| import.device));
-        }
+            idle.map(|import| import.device).collect()
+        };
+        // After the table, so that what another thread takes from there meanwhile is in one of the two.
+        devices.extend(later::devices());
         for device in devices {
             if stuck::is_known(device) {
                 continue;
             }
             // That work is done is seen a moment later; of what waits for the dead it never is.
-            let begun = Instant::now();
+            let mut looked = Lapse::begin(Instant::now());
             let close = || self.close_there(device, true);
             while self.at_rest(device, until, held, close) == Some(false)
-                && begun.elapsed() < SETTLED_BY
+                && looked.look(Instant::now()) < SETTLED_BY
             {
                 std::thread::sleep(Duration::from_micros(50));
             }

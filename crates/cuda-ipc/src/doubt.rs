@@ -8,15 +8,16 @@ use smallvec::SmallVec;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
+use crate::lapse::Lapse;
 use crate::ledger::{self, Book, Said};
 use crate::mark::By;
 
 /// How long an event may take to happen after its recorder has died without a word. By then, the driver is done with what
 /// the dead had; and what this process, or a third one, recorded with the same event since has happened as well, or takes
-/// very long.
+/// very long. Time in which this process did not run is not counted.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long a process that lives may take to say what becomes of a stream that waits for somebody dead, perhaps: one that
-/// runs needs [`GRACE`] and half a second, and one that is stopped says nothing.
+/// runs needs [`GRACE`] and half a second, and one that is stopped says nothing. Counted as that.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// A record that is waited for: one of the first `upto` of a stream.
@@ -61,9 +62,9 @@ impl Record {
 /// Why it may be that an event never happens, and since when that is known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Doubt {
-    dead_since: Option<Instant>,
+    dead_since: Option<Lapse>,
     /// Those behind a process that says nothing, each since when.
-    silent: SmallVec<[(By, Instant); 1]>,
+    silent: SmallVec<[(By, Lapse); 1]>,
     looked_behind: Option<Instant>,
 }
 
@@ -77,9 +78,10 @@ impl Doubt {
             Said::Nothing => {}
         }
         if who != arena.me() && !arena.is_running(who) {
-            let since = self.dead_since.get_or_insert_with(Instant::now);
+            let now = Instant::now();
+            let since = self.dead_since.get_or_insert_with(|| Lapse::begin(now));
             // What it said last, it may have said just before it ended.
-            let is_late = since.elapsed() > GRACE || crate::sabotage::is("grace");
+            let is_late = since.look(now) > GRACE || crate::sabotage::is("grace");
             return (is_late && record.said() != Said::Over).then_some(who);
         }
         // It has not said so, and may be stopped: who is behind it?
@@ -97,11 +99,17 @@ impl Doubt {
         self.silent.retain(|(one, _)| dead.contains(one));
         for one in dead {
             if self.silent.iter().all(|(known, _)| *known != one) {
-                self.silent.push((one, now));
+                self.silent.push((one, Lapse::begin(now)));
             }
         }
-        let is_over = |(_, since): &&(By, Instant)| now - *since > SILENCE;
-        self.silent.iter().find(is_over).map(|(one, _)| one.who)
+        // Each of them is looked at.
+        let mut over = None;
+        for (one, since) in &mut self.silent {
+            if since.look(now) > SILENCE {
+                over.get_or_insert(one.who);
+            }
+        }
+        over
     }
 }
 

@@ -21,6 +21,7 @@ use shm_core::word::Owner;
 use crate::device::Device;
 use crate::driver::{Driver, RawEvent, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lapse::Lapse;
 use crate::layout::{self, Path, malformed, owner_of, owner_word, station};
 use crate::mark::{EventId, NO_NUMBER};
 use crate::silence::Silence;
@@ -377,11 +378,20 @@ pub(crate) struct Visited {
     heeded: AtomicU64,
     /// It had not answered when it was asked last.
     late: AtomicBool,
+    /// A descriptor of its memory was mapped here.
+    mapped: AtomicBool,
     /// Until when it is waited for where there is no other way.
     pub(crate) silence: Silence,
     /// When it was waited for whether it ends, and did not.
     lived_on: Mutex<Option<Instant>>,
 }
+
+/// How long a receiver waits for an origin's descriptor, if one of that origin was mapped before: it is asked again when the
+/// tensor is used.
+pub(crate) const SOON: Duration = Duration::from_millis(20);
+/// How long for the first: where the system does not let it be mapped, the tensor comes as a copy, and it has to be known for
+/// that when it is received.
+const AT_FIRST: Duration = Duration::from_secs(1);
 
 /// A process that is killed loses its files, and what the driver has of it, before it is seen as dead.
 const ENDS_WITHIN: Duration = Duration::from_millis(500);
@@ -407,6 +417,7 @@ impl Visited {
             opened: Mutex::default(),
             heeded: AtomicU64::new(0),
             late: AtomicBool::new(false),
+            mapped: AtomicBool::new(false),
             silence: Silence::default(),
             lived_on: Mutex::default(),
         })
@@ -421,23 +432,42 @@ impl Visited {
         self.late.store(late, Ordering::Relaxed);
     }
 
+    /// How long who receives a tensor of its memory waits for a descriptor.
+    pub(crate) fn patience(&self) -> Duration {
+        match self.mapped.load(Ordering::Relaxed) {
+            true => SOON,
+            false => AT_FIRST,
+        }
+    }
+
+    pub(crate) fn was_mapped(&self) {
+        self.mapped.store(true, Ordering::Relaxed);
+    }
+
     /// After something of the origin's was not found: whether it has ended, or does so now. Waited for now and then, not each
     /// time.
     pub(crate) fn is_ending(&self) -> bool {
         let arena = self.object.arena();
-        let until = Instant::now() + ENDS_WITHIN;
+        let mut waited = Lapse::begin(Instant::now());
         while arena.is_running(self.origin) {
             let mut lived_on = self.lived_on.lock();
             if lived_on.is_some_and(|then| then.elapsed() < ASKED_AGAIN) {
                 return false;
             }
-            if Instant::now() >= until {
-                *lived_on = Some(Instant::now());
+            let now = Instant::now();
+            if waited.look(now) >= ENDS_WITHIN {
+                *lived_on = Some(now);
             }
             drop(lived_on);
             std::thread::sleep(Duration::from_millis(1));
         }
         true
+    }
+
+    /// The origin has let go of a connection before it answered, which is the first that is seen of one that ends: it is waited
+    /// for whether it does, also where it was seen to live just before.
+    pub(crate) fn has_hung_up(&self) {
+        *self.lived_on.lock() = None;
     }
 
     /// Whether the origin has asked for memory to be closed since this was asked last.

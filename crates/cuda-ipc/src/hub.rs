@@ -15,6 +15,7 @@ use crate::driver::{Driver, check_not_forked, driver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Station, Visited};
 use crate::import::Import;
+use crate::lapse::Lapse;
 use crate::layout::{Path, block, record};
 use crate::mark::{EventId, Mark};
 use crate::memory::Memory;
@@ -229,10 +230,11 @@ impl Hub {
             made = make();
         }
         // Others have some of it open and were asked to close it, which an idle process does soon; or streams wait for them.
-        let begun = Instant::now();
-        let is_in_time = || {
-            (begun.elapsed() < CLOSED_BY && self.waits_for_closing(device))
-                || (begun.elapsed() < PATIENCE && crate::rest::is_waiting(device))
+        let mut waited = Lapse::begin(Instant::now());
+        let mut is_in_time = || {
+            let waited = waited.look(Instant::now());
+            (waited < CLOSED_BY && self.waits_for_closing(device))
+                || (waited < PATIENCE && crate::rest::is_waiting(device))
         };
         while is_full(&made) && is_in_time() {
             std::thread::sleep(Duration::from_millis(10));

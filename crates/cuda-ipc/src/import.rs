@@ -14,7 +14,7 @@ use shm_core::word::Owner;
 use crate::device::Device;
 use crate::driver::{Driver, Mapping, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::Visited;
+use crate::event::{SOON, Visited};
 use crate::hub::Hub;
 use crate::later::What;
 use crate::layout::{Described, Path, malformed, memory};
@@ -53,9 +53,6 @@ struct Opened {
     base: u64,
     mapping: Option<Mapping>,
 }
-
-/// How long a receiver waits for an origin's descriptor.
-const SOON: Duration = Duration::from_millis(20);
 
 impl Import {
     /// Opens the allocation that a token names; somebody holds it meanwhile, or it is gone with its origin.
@@ -105,7 +102,7 @@ impl Import {
                 }),
             Path::Descriptor if import.visited.is_late() => Ok(()),
             // Who receives must not wait for an origin that is stopped: it is asked again when the tensor is used.
-            Path::Descriptor => match import.map(SOON) {
+            Path::Descriptor => match import.map(import.visited.patience()) {
                 Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(()),
                 other => other,
             },
@@ -144,6 +141,7 @@ impl Import {
             base: mapping.address,
             mapping: Some(mapping),
         });
+        self.visited.was_mapped();
         Ok(())
     }
 

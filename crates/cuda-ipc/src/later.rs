@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -50,8 +50,24 @@ static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 /// Whether a thread closes memory.
 static CLOSING: AtomicBool = AtomicBool::new(false);
 
-/// How much of other processes' memory is being closed.
-static IN_HAND: AtomicU64 = AtomicU64::new(0);
+/// What is being closed or given back now, and is in no table any more.
+static IN_HAND: Mutex<Vec<InHand>> = Mutex::new(Vec::new());
+
+/// Where something is being closed or given back, and whether it is another process's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct InHand {
+    device: Device,
+    is_theirs: bool,
+}
+
+impl InHand {
+    fn put_down(self) {
+        let mut all = IN_HAND.lock();
+        if let Some(place) = all.iter().position(|one| *one == self) {
+            all.swap_remove(place);
+        }
+    }
+}
 
 /// What cannot be closed after that time is looked at again later.
 const SHIFT: Duration = Duration::from_secs(20);
@@ -86,25 +102,39 @@ pub(crate) fn leave(
 /// How much of other processes' memory is still open that is in no table any more.
 pub(crate) fn opened() -> u64 {
     let is_theirs = |left: &&Left| left.object.is_some();
-    let left = LEFT.lock().iter().filter(is_theirs).count() as u64;
-    left + IN_HAND.load(Ordering::Acquire)
+    let left = LEFT.lock();
+    // Under the first lock: what goes from there to here is always in one of them.
+    let in_hand = IN_HAND.lock();
+    let in_hand = in_hand.iter().filter(|one| one.is_theirs).count();
+    (left.iter().filter(is_theirs).count() + in_hand) as u64
 }
 
-/// The devices of what was left.
+/// The devices of what was left, and of what another thread is about to close, until when they are not at rest.
 pub(crate) fn devices() -> HashSet<Device> {
-    LEFT.lock().iter().map(|left| left.device).collect()
+    let left = LEFT.lock();
+    let in_hand = IN_HAND.lock();
+    let in_hand = in_hand.iter().map(|one| one.device);
+    left.iter().map(|left| left.device).chain(in_hand).collect()
 }
 
 /// Gives back what was left of a device. All that this process has there is at rest.
 pub(crate) fn clear(device: Device) {
+    let in_hand = |left: &Left| InHand {
+        device,
+        is_theirs: left.object.is_some(),
+    };
     let gone: Vec<_> = {
         let mut left = LEFT.lock();
-        left.extract_if(.., |one| one.device == device).collect()
+        let gone: Vec<_> = left.extract_if(.., |one| one.device == device).collect();
+        IN_HAND.lock().extend(gone.iter().map(in_hand));
+        gone
     };
     for left in gone {
+        let in_hand = in_hand(&left);
         if let Err(error) = left.what.go(left.driver, device) {
             tracing::warn!(%error, "memory of a device could not be given back");
         }
+        in_hand.put_down();
     }
 }
 
@@ -232,6 +262,10 @@ impl Hub {
     /// All that this process has there is at rest.
     pub(crate) fn close_there(&self, device: Device, all: bool) -> bool {
         let mut is_late = false;
+        let in_hand = InHand {
+            device,
+            is_theirs: true,
+        };
         let gone: Vec<_> = {
             let mut imports = self.imports.lock();
             let is_quiet = |_: &[u64; 2], import: &mut Arc<Import>| {
@@ -242,7 +276,7 @@ impl Hub {
                 quiet
             };
             let gone: Vec<_> = imports.extract_if(is_quiet).collect();
-            IN_HAND.fetch_add(gone.len() as u64, Ordering::AcqRel);
+            IN_HAND.lock().extend(gone.iter().map(|_| in_hand));
             gone
         };
         for (_, import) in gone {
@@ -250,7 +284,7 @@ impl Hub {
             if let Some(import) = Arc::into_inner(import) {
                 import.close();
             }
-            IN_HAND.fetch_sub(1, Ordering::AcqRel);
+            in_hand.put_down();
         }
         clear(device);
         !is_late

@@ -22,6 +22,7 @@ use shm_core::object::Object;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Visited;
 use crate::hub::Hub;
+use crate::lapse::Lapse;
 use crate::layout::{malformed, station};
 use crate::place::Place;
 use crate::silence::PATIENCE;
@@ -335,8 +336,9 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
             format!("asking process {pid} for device memory: {errno}{hint}"),
         )
     };
-    let until = Instant::now() + patience;
-    let may_come = || Instant::now() < until && object.arena().is_running(visited.origin);
+    let mut waited = Lapse::begin(Instant::now());
+    let mut may_come =
+        || waited.look(Instant::now()) < patience && object.arena().is_running(visited.origin);
     let visit = loop {
         match socket::visit(&name, SLICE.min(patience)) {
             // Many others wait to be heard.
@@ -344,11 +346,17 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
             other => break other.map_err(failed)?,
         }
     };
-    socket::send(&visit, &request.to_bytes(), None).map_err(failed)?;
+    let lost = |errno: Errno| {
+        if matches!(errno, Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED) {
+            visited.has_hung_up();
+        }
+        failed(errno)
+    };
+    socket::send(&visit, &request.to_bytes(), None).map_err(lost)?;
     let (bytes, descriptor) = loop {
         match socket::receive(&visit) {
             Err(Errno::AGAIN) if may_come() => {}
-            other => break other.map_err(failed)?,
+            other => break other.map_err(lost)?,
         }
     };
     match (bytes.split_first(), descriptor) {
@@ -360,7 +368,7 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
                 String::from_utf8_lossy(text)
             ),
         )),
-        (None, _) => Err(failed(Errno::CONNREFUSED)),
+        (None, _) => Err(lost(Errno::CONNREFUSED)),
     }
 }
 

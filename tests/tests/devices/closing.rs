@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cuda_emulator::Knobs;
+use cuda_emulator::{Driver, Knobs};
 use cuda_ipc::{DeviceTensor, ErrorKind, Options, Path};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     memory_is_unmapped_only_when_this_process_is_done_with_it,
     what_was_known_of_processes_that_have_ended_is_forgotten_by_itself,
     memory_that_was_opened_and_cannot_be_used_is_closed_again,
+    what_another_thread_is_about_to_close_is_closed_when_collect_returns,
     memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow,
 ];
 
@@ -144,40 +145,98 @@ fn a_full_device_gets_back_what_an_idle_process_has_open() {
     no_memory_is_left(session);
 }
 
-/// Puts a second of work on what it receives into its stream, drops it, and closes what it is asked to with the next tensor.
+/// Puts work on what it receives into its stream, which is held back, drops it, and closes what it is asked to with the next
+/// tensor.
 fn write_late(
     _rank: usize,
-    (from, dropped): (Receiver<Bytes>, Event),
+    (from, [ready, go, dropped, asked, seen]): (Receiver<Bytes>, [Event; 5]),
 ) -> tensormp::Result<(u64, u64)> {
     let source = DeviceTensor::from_slice([3 << 20], &vec![7; 3 << 20]).unwrap();
     let mut tensor = from.get()?;
     assert_eq!(tensor.path(), Path::Descriptor);
-    for _ in 0..50 {
-        tensor.copy_from(&source).unwrap();
-    }
+    // It is open now, also where its origin took long to answer.
+    tensor.to_vec().unwrap();
+    ready.set();
+    go.wait()?;
+    tensor.copy_from(&source).unwrap();
     drop(tensor);
     dropped.set();
-    let next = from.get()?;
+    asked.wait()?;
+    drop(from.get()?);
+    // Long enough for the thread that closes what is of no use.
+    std::thread::sleep(Duration::from_millis(500));
     let before = cuda_ipc::stats().imports;
-    drop(next);
+    seen.set();
     source.stream().synchronize().unwrap();
     cuda_ipc::collect();
     Ok((before, cuda_ipc::stats().imports))
 }
 
 fn memory_is_unmapped_only_when_this_process_is_done_with_it() {
-    let session = with(&Knobs::new().delay(Duration::from_millis(20)));
+    let session = machine();
     Options::new().path(Path::Descriptor).install().unwrap();
     let (sender, receiver) = Queue::bounded(2).unwrap().split();
-    let dropped = Event::new().unwrap();
-    let mut context = spawn(write_late, (receiver, dropped.clone()), 1).unwrap();
-    sender.put(DeviceTensor::zeros([3 << 20]).unwrap()).unwrap();
+    let events = [(); 5].map(|()| Event::new().unwrap());
+    let [ready, go, dropped, asked, seen] = events.clone();
+    let mut context = spawn(write_late, (receiver, events), 1).unwrap();
+    for bytes in [3 << 20, 7 << 20] {
+        sender.put(DeviceTensor::zeros([bytes]).unwrap()).unwrap();
+    }
+    ready.wait().unwrap();
+    session.settle();
+    session.hold();
+    go.set();
     dropped.wait().unwrap();
     // It is asked to close the one, and gets another.
     assert_eq!(cuda_ipc::collect(), 0);
-    sender.put(DeviceTensor::zeros([7 << 20]).unwrap()).unwrap();
+    asked.set();
+    seen.wait().unwrap();
+    session.let_go();
     assert_eq!(context.join().unwrap()[0], (2, 0));
     no_memory_is_left(session);
+}
+
+fn what_another_thread_is_about_to_close_is_closed_when_collect_returns() {
+    let session = machine();
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    let sent = Event::new().unwrap();
+    let mut origin = spawn(send_and_stay, (sender, sent.clone()), 1).unwrap();
+    sent.wait().unwrap();
+    let tensor: Bytes = receiver.get().unwrap();
+    assert_eq!(tensor.to_vec().unwrap(), [1, 2, 3]);
+    origin.kill();
+    assert!(origin.join().is_err());
+    // A stream of which this crate knows nothing, for which the driver waits when it closes memory.
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let stream = driver.stream(1).unwrap();
+    let address = driver.alloc(4096).unwrap();
+    session.hold();
+    driver.fill_words_async(address, 9, 10, stream).unwrap();
+    drop(tensor);
+    // The thread that sees to what is of no use has begun with it.
+    std::thread::sleep(Duration::from_secs(1));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            session.let_go();
+        });
+        cuda_ipc::collect();
+        assert_eq!(cuda_ipc::stats().imports, 0);
+    });
+    driver.free(address).unwrap();
+    no_memory_is_left(session);
+}
+
+/// Sends a tensor, and says that it is written.
+fn send_and_stay(_rank: usize, (to, sent): (Sender<Bytes>, Event)) -> tensormp::Result<()> {
+    let tensor = DeviceTensor::from_slice([3], &[1, 2, 3])?;
+    let stream = tensor.stream().clone();
+    to.put(tensor)?;
+    stream.synchronize()?;
+    sent.set();
+    std::thread::sleep(Duration::from_secs(60));
+    Ok(())
 }
 
 fn memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow() {

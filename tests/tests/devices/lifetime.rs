@@ -166,6 +166,7 @@ fn a_tensor_of_a_dead_producer_is_an_error_and_not_garbage() {
     assert!(error.contains("has ended"), "{error}");
     drop(tensor);
     cuda_ipc::collect();
+    // Also where a thread of its own was about to close it.
     assert_eq!(cuda_ipc::stats().imports, 0);
     no_memory_is_left(session);
 }

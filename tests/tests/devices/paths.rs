@@ -23,7 +23,9 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_queue_of_another_arena_refuses_a_device_tensor_with_what_to_do,
     a_stopped_origin_holds_no_receiver_up_and_loses_no_tensor,
     an_origin_that_ends_while_its_memory_is_opened_is_gone,
+    an_origin_that_ends_a_while_after_it_was_seen_to_live_is_gone,
     a_copy_that_waits_for_its_writer_keeps_nobody_from_a_descriptor,
+    what_cannot_be_opened_comes_as_a_copy_also_of_an_origin_that_is_a_little_late,
     without_shared_events_senders_wait_and_nothing_is_lost,
     more_tensors_than_events_are_sent_all_the_same,
 ];
@@ -216,6 +218,35 @@ fn a_copy_that_waits_for_its_writer_keeps_nobody_from_a_descriptor() {
     no_memory_is_left(session);
 }
 
+fn what_cannot_be_opened_comes_as_a_copy_also_of_an_origin_that_is_a_little_late() {
+    type Bytes = DeviceTensor<u8>;
+    fn read(_rank: usize, (from, begins): (Receiver<Bytes>, Event)) -> tensormp::Result<u8> {
+        cuda_ipc::devices().unwrap();
+        begins.set();
+        Ok(from.get()?.to_vec()?[0])
+    }
+    let session = machine();
+    let (sender, receiver) = Queue::bounded(4).unwrap().split();
+    let (ready, begins) = (Event::new().unwrap(), Event::new().unwrap());
+    let origin = builder().env("TENSORMP_CUDA_PATH", "descriptor");
+    let origin = origin.spawn(send_large, (sender, ready.clone()), 1);
+    let mut origin = origin.unwrap();
+    ready.wait().unwrap();
+    let pid = origin.pids()[0];
+    stop(pid);
+    see_stopped(pid);
+    // As in another container.
+    let reader = builder().env("CUDA_EMULATOR_FAIL", "cuMemImportFromShareableHandle:999");
+    let mut reader = reader.spawn(read, (receiver, begins.clone()), 1).unwrap();
+    begins.wait().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    resume(pid);
+    assert_eq!(reader.join().unwrap(), [1]);
+    origin.kill();
+    assert!(origin.join().is_err());
+    no_memory_is_left(session);
+}
+
 fn without_shared_events_senders_wait_and_nothing_is_lost() {
     let session = with(&Knobs::new().without(Feature::IpcEvents));
     three_pairs_to(builder());
@@ -311,6 +342,15 @@ pub(crate) fn kind_of(mut error: &(dyn std::error::Error + 'static)) -> Option<E
 }
 
 fn an_origin_that_ends_while_its_memory_is_opened_is_gone() {
+    end_while_it_is_opened(std::time::Duration::from_millis(50));
+}
+
+fn an_origin_that_ends_a_while_after_it_was_seen_to_live_is_gone() {
+    end_while_it_is_opened(std::time::Duration::from_millis(1_500));
+}
+
+/// Who opens it asks for a copy when the origin does not end at once, and hears nothing until that ends `later`.
+fn end_while_it_is_opened(later: std::time::Duration) {
     fn open(
         _rank: usize,
         (from, begins): (Receiver<DeviceTensor<u8>>, Event),
@@ -333,7 +373,12 @@ fn an_origin_that_ends_while_its_memory_is_opened_is_gone() {
     let context = builder().env("CUDA_EMULATOR_FAIL", "cuIpcOpenMemHandle_v2:1");
     let mut context = context.spawn(open, (receiver, begins.clone()), 1).unwrap();
     begins.wait().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    // It knows whose memory it is, and has seen that the handle is of no use.
+    let opener = context.pids()[0];
+    while session.calls_of(opener).of("cuIpcOpenMemHandle_v2") == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    std::thread::sleep(later);
     kill(pid);
     assert!(origin.join().is_err());
     let gone = format!("{:?}", Some(ErrorKind::OriginGone { pid: Some(pid) }));

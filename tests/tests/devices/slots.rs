@@ -9,6 +9,7 @@ use tensormp::pipeline::{
 };
 use tensormp::prelude::*;
 
+use crate::order::handed;
 use crate::stages::{Clear, Fill, Keep, Params, Pass, See, Take, spec};
 use crate::support::{all_is_well, machine, no_memory_is_left, slow_machine};
 
@@ -173,17 +174,8 @@ fn a_hand_off_of_a_slot_costs_one_record_and_one_wait_a_side() {
     // Each slot, and each of its events, has been there once.
     (0..30).for_each(&mut round);
     let pids = running.pids();
-    let calls = || [0, 1].map(|rank| session.calls_of(pids[rank]));
-    let before = calls();
-    (0..ROUNDS).for_each(&mut round);
-    let after = calls();
-    let [writer, reader] = [0, 1].map(|side| {
-        let mut calls: HashMap<_, _> = after[side].since(&before[side]).into_iter().collect();
-        // Context checks, and what wrote the slot.
-        for name in ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemsetD8Async"] {
-            calls.remove(name);
-        }
-        calls
+    let [writer, reader] = handed(&session, [pids[0], pids[1]], || {
+        (0..ROUNDS).for_each(&mut round);
     });
     let wanted = HashMap::from([("cuEventRecord", ROUNDS), ("cuStreamWaitEvent", ROUNDS)]);
     assert_eq!(writer, wanted, "the writer");
