@@ -13,7 +13,7 @@ use shm_core::word::Owner;
 use crate::device::Device;
 use crate::driver::{Driver, check_not_forked, driver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Station, Visited};
+use crate::event::Station;
 use crate::import::Import;
 use crate::lapse::Lapse;
 use crate::layout::{Path, block, record};
@@ -26,6 +26,7 @@ use crate::staging::CopyId;
 use crate::stats::{COUNTERS, Peer};
 use crate::stream::Stream;
 use crate::using::Use;
+use crate::visited::Visited;
 
 /// What the thread that watches the arena does twice a second: it waits for nobody.
 fn look() {

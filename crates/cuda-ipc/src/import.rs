@@ -14,7 +14,6 @@ use shm_core::word::Owner;
 use crate::device::Device;
 use crate::driver::{Driver, Mapping, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{SOON, Visited};
 use crate::hub::Hub;
 use crate::later::What;
 use crate::layout::{Described, Path, malformed, memory};
@@ -23,6 +22,7 @@ use crate::moment::Work;
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
 use crate::using::Use;
+use crate::visited::{SOON, Visited};
 
 /// An allocation of another process, open in this one.
 #[derive(Debug)]

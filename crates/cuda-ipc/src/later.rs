@@ -18,12 +18,12 @@ use shm_core::object::Object;
 use crate::device::Device;
 use crate::driver::{Driver, Mapping};
 use crate::error::Result;
-use crate::event::Visited;
 use crate::hub::Hub;
 use crate::import::Import;
 use crate::layout::Path;
 use crate::rest::{self, Holding, Restless};
 use crate::stuck;
+use crate::visited::Visited;
 
 /// What is to go.
 #[derive(Debug)]

@@ -76,6 +76,7 @@ mod stuck;
 mod tensor;
 mod travel;
 mod using;
+mod visited;
 mod waiting;
 mod wrapped;
 

@@ -20,7 +20,6 @@ use shm_core::deadlock::Servant;
 use shm_core::object::Object;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::Visited;
 use crate::hub::Hub;
 use crate::lapse::Lapse;
 use crate::layout::{malformed, station};
@@ -28,6 +27,7 @@ use crate::place::Place;
 use crate::silence::PATIENCE;
 use crate::socket::{self, LONGEST};
 use crate::stream::Stream;
+use crate::visited::Visited;
 
 /// The longest name: eight words of the station.
 const NAME: usize = 64;

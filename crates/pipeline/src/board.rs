@@ -46,6 +46,9 @@ const BROUGHT: usize = 2 * LINE + 1;
 /// How many threads of the program's own are in the middle of letting go of an input.
 const LETTING_GO: usize = 2 * LINE + 2;
 
+/// In which of its states the process may make slots anew that are nowhere.
+const RENEWS: usize = 2 * LINE + 3;
+
 /// A word of a slot: who reads it in the lower bits, one bit for each process by its rank, and above them the turn of the
 /// memory that they read.
 const READERS: u32 = 48;
@@ -365,7 +368,7 @@ impl Board {
     pub(crate) fn forget(&self, rank: u32) {
         for word in [
             ITEM, INPUTS, OUTPUTS, READY, CAUSE, DONE, KEPT, HELD, ANSWERED, PARTS, BROUGHT,
-            LETTING_GO, STATE,
+            LETTING_GO, RENEWS, STATE,
         ] {
             self.set(rank as usize * WORDS + word, 0);
         }

@@ -178,6 +178,29 @@ pub(crate) fn waits_for_slots(knot: &[Stuck]) -> impl Iterator<Item = u32> {
     waits.map(|one| one.rank)
 }
 
+/// The processes of a knot that wait for slots of which one is nowhere: nobody reads it, and every lane that it could wait in
+/// holds nothing. It is in the hands of somebody who does not say so, as while the dead are buried, or was lost with a death;
+/// either way no process of the knot keeps it, and it comes back or is made anew.
+pub(crate) fn misses_slots(
+    board: &Board,
+    parties: &Parties,
+    knot: &[Stuck],
+    holds_nothing: impl Fn(usize) -> bool,
+) -> Vec<Stuck> {
+    let is_nowhere = |rank: u32| {
+        let mut slots = 0..board.slot_count(rank) as u32;
+        let reach = parties.reach.get(rank as usize);
+        let passes =
+            |writer: &u32| *writer == rank || reach.is_some_and(|reach| reach.contains(writer));
+        slots.any(|slot| board.readers(rank, slot).is_empty())
+            && (0..parties.writers.len())
+                .filter(|&lane| parties.writers[lane].iter().any(passes))
+                .all(&holds_nothing)
+    };
+    let waits = |one: &&Stuck| one.state == State::WaitsForSlot && is_nowhere(one.rank);
+    knot.iter().filter(waits).copied().collect()
+}
+
 /// What is told of a knot: who holds whose slots, and whose slots wait for whom.
 pub(crate) fn describe(board: &Board, knot: &[Stuck], name: impl Fn(u32) -> String) -> String {
     let mut clauses = Vec::new();
@@ -293,6 +316,26 @@ mod tests {
         assert!(told().contains(held), "{}", told());
         let coming = find(&board, &pair(), |_| false, |_| false, true);
         assert!(coming.is_empty(), "an item comes");
+    }
+
+    #[test]
+    fn a_slot_that_nobody_reads_and_no_lane_holds_is_nowhere() {
+        // 0 writes to 1, which passes on what it reads to 2.
+        let board = board(&[(2, SLOT), (0, input(0)), (0, input(1))]);
+        let parties = parties(&[&[0], &[1]], &[&[1], &[2]], &[&[1, 2], &[2], &[]]);
+        let knot = find(&board, &parties, |_| true, |_| false, true);
+        assert_eq!(ranks(&knot), [0, 1, 2]);
+        let missing = |waits_in: Option<usize>| {
+            let holds_nothing = |lane: usize| waits_in != Some(lane);
+            ranks(&misses_slots(&board, &parties, &knot, holds_nothing))
+        };
+        assert_eq!(missing(None), [0]);
+        assert!(missing(Some(0)).is_empty(), "it waits for 1");
+        assert!(missing(Some(1)).is_empty(), "1 has passed it on");
+        hold(&board, (0, 0), 1);
+        assert_eq!(missing(None), [0], "the other one is nowhere");
+        hold(&board, (0, 1), 2);
+        assert!(missing(None).is_empty(), "both are read");
     }
 
     #[test]

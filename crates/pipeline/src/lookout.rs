@@ -216,6 +216,18 @@ impl Runner {
                 return;
             }
             let seats = &self.wiring.seats;
+            let missing =
+                knot::misses_slots(board, &lookout.parties, &lookout.for_good, holds_nothing);
+            if !missing.is_empty() {
+                // What nobody keeps is no reason to wait for ever. It may be in the hands of somebody who is slow; but where
+                // processes have died it may be gone, and who waits for it may know of fewer losses than there were.
+                for one in missing.iter().filter(|_| board.deaths() > 0) {
+                    board.let_renew(one.rank, one.serial);
+                    seats[one.rank as usize].freed.set();
+                }
+                lookout.knot.clear();
+                return;
+            }
             let name = |rank: u32| format!("process {rank} ({:?})", seats[rank as usize].name);
             let text = knot::describe(board, &lookout.for_good, name);
             self.fail(Error::new(ErrorKind::Deadlock, text));

@@ -219,6 +219,10 @@ impl Output {
             if seen.is_empty() {
                 home.board.answer(home.rank, question);
             }
+            let nowhere = pool.nowhere(&home.board);
+            if pool.renew(&home.board, |slot| nowhere.contains(&slot))? {
+                continue;
+            }
             if looked.elapsed() >= SLICE {
                 looked = Instant::now();
                 home.flush();
@@ -239,14 +243,11 @@ impl Output {
     /// Slots that are on no way and that nobody reads, as far as can be seen, though they are not free: a process that was
     /// killed may leave one count too high. Looked for only as often as processes have died.
     fn lost_slots(&self, pool: &Pool) -> Vec<u32> {
-        let board = &self.home.board;
-        if board.deaths() <= self.renewed || !self.router.as_ref().is_some_and(Router::is_empty) {
+        let is_empty = self.router.as_ref().is_some_and(Router::is_empty);
+        if self.home.board.deaths() <= self.renewed || !is_empty {
             return Vec::new();
         }
-        let slots = 0..pool.len() as u32;
-        slots
-            .filter(|&slot| board.readers(self.home.rank, slot).is_empty())
-            .collect()
+        pool.unread(&self.home.board)
     }
 
     /// Hands a slot over to the next step, as made of the input that the stage was called for.

@@ -114,6 +114,21 @@ impl Pool {
         }
     }
 
+    /// Slots that nobody reads, as the board says: free, on their way, or lost.
+    pub(crate) fn unread(&self, board: &Board) -> Vec<u32> {
+        let slots = 0..self.len() as u32;
+        let is_unread = |slot: &u32| board.readers(self.rank, *slot).is_empty();
+        slots.filter(is_unread).collect()
+    }
+
+    /// The same where whoever supervises the run has seen that they are on no way; else none.
+    pub(crate) fn nowhere(&self, board: &Board) -> Vec<u32> {
+        match board.may_renew(self.rank) {
+            true => self.unread(board),
+            false => Vec::new(),
+        }
+    }
+
     /// New memory for a slot that nobody seems to have and that is still counted: whoever had it was killed in the one
     /// moment that leaves a count too high. If somebody has it after all, it keeps the old memory.
     pub(crate) fn renew(&self, board: &Board, is_lost: impl Fn(u32) -> bool) -> Result<bool> {

@@ -3,7 +3,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::{ANSWERED, ASKED, Board, HELD, HELP, KEPT, LATE, LETTING_GO, SERIAL, THREADS, WORDS};
+use super::{
+    ANSWERED, ASKED, Board, HELD, HELP, KEPT, LATE, LETTING_GO, RENEWS, SERIAL, THREADS, WORDS,
+};
 
 /// How a process that keeps items back is helped out of a knot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +126,18 @@ impl Board {
         self.get(rank as usize * WORDS + ANSWERED)
     }
 
+    /// Process `rank` may make slots anew in its how-manieth state: those that nobody reads are nowhere.
+    pub(crate) fn let_renew(&self, rank: u32, serial: u64) {
+        // One more: 0 is none.
+        self.set(rank as usize * WORDS + RENEWS, serial.wrapping_add(1));
+    }
+
+    /// Whether it may, in the state it is in.
+    pub(crate) fn may_renew(&self, rank: u32) -> bool {
+        let at = rank as usize * WORDS;
+        self.get(at + RENEWS) == self.get(at + SERIAL).wrapping_add(1)
+    }
+
     /// Notes how many threads of process `rank` are the library's.
     pub(crate) fn set_threads(&self, rank: u32, threads: u64) {
         self.set(rank as usize * WORDS + THREADS, threads);
@@ -158,6 +172,22 @@ impl Board {
 mod tests {
     use super::*;
     use crate::board::State;
+
+    #[test]
+    fn slots_may_be_made_anew_only_in_the_state_in_which_that_was_said() {
+        let board = Board::new(&[1, 0]).unwrap();
+        assert!(!board.may_renew(0));
+        board.enter(0, State::WaitsForSlot);
+        let serial = board.since(0).1;
+        assert!(!board.may_renew(0));
+        board.let_renew(0, serial);
+        assert!(board.may_renew(0) && !board.may_renew(1));
+        board.enter(0, State::WaitsForSlot);
+        assert!(!board.may_renew(0));
+        board.let_renew(0, serial + 1);
+        board.forget(0);
+        assert!(!board.may_renew(0));
+    }
 
     #[test]
     fn help_is_given_to_a_process_in_one_state_of_it() {
