@@ -235,6 +235,7 @@ fn a_child_killed_at_any_step_is_buried_and_loses_at_most_what_it_had_in_hand() 
         "names.",
         "barrier.",
         "forkserver.",
+        "input.",
         "device.",
         "mutex.",
         "rwlock.",
