@@ -170,6 +170,27 @@ pub(crate) fn the_command_says_how_a_run_ended() {
         (2, "KEY=VALUE", &["--set", "load"]),
         (2, "unexpected argument", &["--colour"]),
         (2, "invalid value '-3'", &["--count", "-3"]),
+        // What is wrong is told where it was written.
+        (
+            2,
+            "error: --set load.slots=0: step \"load\", slots: 0 slots",
+            &["--set", "load.slots=0"],
+        ),
+        (
+            2,
+            "error: --set load.slots=many: step \"load\", slots: invalid type",
+            &["--set", "load.limit_ms=1e9", "--set", "load.slots=many"],
+        ),
+        (
+            2,
+            "error: --queue-size 0: client, queue_size: 0 items",
+            &["--queue-size", "0"],
+        ),
+        (
+            2,
+            "error: --set pipline.0.slots=1: there is no \"pipline\"",
+            &["--set", "pipline.0.slots=1"],
+        ),
         (1, "no.y4m", &["--set", "iterator_params.path=no.y4m"]),
         (
             3,

@@ -9,6 +9,7 @@ mod flow;
 mod held;
 mod known;
 mod let_go;
+mod misspelt;
 mod odd;
 mod order;
 mod order_kills;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     use held::*;
     use known::*;
     use let_go::*;
+    use misspelt::*;
     use odd::*;
     use order::*;
     use order_kills::*;
@@ -119,6 +121,7 @@ fn main() -> ExitCode {
         a_configuration_in_toml_runs_and_can_be_changed,
         what_cannot_run_is_told_with_step_group_and_key,
         values_that_make_no_sense_are_refused_in_few_words,
+        a_misspelt_key_that_goes_to_a_stage_is_a_warning_with_what_was_meant,
         slots_for_which_there_is_no_room_are_refused_at_once,
         tensors_that_do_not_fit_the_next_stage_are_refused,
         a_stage_that_publishes_whatever_comes_is_refused_as_the_last,
