@@ -40,6 +40,9 @@ pub struct Replaced {
     pub redelivered: u64,
     /// Of the items that it had, those that count as failed.
     pub failed: u64,
+    /// The items that it had, by their numbers, in the order in which it took them. An item of which it had several segments
+    /// is there as often.
+    pub items: Vec<u64>,
 }
 
 /// Processes of one place that were replaced for one cause.
@@ -109,7 +112,7 @@ pub(crate) fn times(count: u64) -> String {
 
 impl Replaced {
     /// The first line of the cause, without whom it is about.
-    fn in_short(&self, process: &str) -> String {
+    pub(crate) fn in_short(&self, process: &str) -> String {
         let line = self.cause.lines().next().unwrap_or_default();
         // By its process id where it ended, by its rank where it was ended.
         let named = format!("process {process:?} (pid {}) ", self.pid);
@@ -178,6 +181,7 @@ impl Runner {
                 Unfinished::Report => ItemOutcome::Failed,
             };
             self.note_unfinished(rank, &item, outcome)?;
+            replaced.items.push(item.id);
             match unfinished {
                 Unfinished::Redeliver => {
                     replaced.redelivered += 1;
