@@ -287,6 +287,7 @@ impl Pipeline {
             cards: vec![0; processes],
             read: vec![(0, 0); processes],
             restarts: vec![0; processes],
+            leaving: Vec::new(),
             replaced: vec![Vec::new(); processes],
             counts: vec![Counts::default(); processes],
             outcomes: vec![None; processes],

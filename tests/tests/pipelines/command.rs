@@ -257,7 +257,7 @@ pub(crate) fn a_process_that_is_replaced_is_told_with_the_cause_while_it_runs_an
     let summary = std::fs::read_to_string(out.join("summary.txt")).unwrap();
     assert!(summary.contains(&once), "{summary}");
     // And each on a line of its own.
-    let each = format!(" s: step \"load\", rank 0 (process \"load\", pid {pid}) {cause}");
+    let each = format!(": step \"load\", rank 0 (process \"load\", pid {pid}) {cause}");
     assert!(summary.contains(&each), "{summary}");
     assert_eq!(Run::open(&out).unwrap().processes[0].replaced[0].pid, pid);
 }

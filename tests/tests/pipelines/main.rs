@@ -145,6 +145,7 @@ fn main() -> ExitCode {
         a_reader_that_has_had_enough_does_not_keep_the_others_from_theirs,
         a_process_that_is_killed_behind_its_end_is_not_missed,
         what_a_killed_process_sent_behind_another_that_is_slow_is_waited_for,
+        while_what_a_killed_process_sent_is_waited_for_all_else_goes_on,
     ];
     integration_tests::main_with_scenes(
         &tests,
@@ -154,6 +155,7 @@ fn main() -> ExitCode {
             counted_though_a_segment_is_lost,
             killed_behind_its_end,
             killed_behind_one_that_sends,
+            something_else_while_a_killed_process_is_waited_for,
             stopped_while_a_thread_lets_go
         ],
     )
