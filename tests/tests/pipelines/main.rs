@@ -10,6 +10,7 @@ mod held;
 mod known;
 mod let_go;
 mod misspelt;
+mod nowhere;
 mod odd;
 mod order;
 mod order_kills;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
     use known::*;
     use let_go::*;
     use misspelt::*;
+    use nowhere::*;
     use odd::*;
     use order::*;
     use order_kills::*;
@@ -146,6 +148,7 @@ fn main() -> ExitCode {
         a_process_that_is_killed_behind_its_end_is_not_missed,
         what_a_killed_process_sent_behind_another_that_is_slow_is_waited_for,
         while_what_a_killed_process_sent_is_waited_for_all_else_goes_on,
+        a_slot_that_is_nowhere_is_made_anew_and_no_reason_for_a_deadlock,
     ];
     integration_tests::main_with_scenes(
         &tests,
@@ -156,6 +159,7 @@ fn main() -> ExitCode {
             killed_behind_its_end,
             killed_behind_one_that_sends,
             something_else_while_a_killed_process_is_waited_for,
+            a_run_below_one_that_is_slow_to_bury,
             stopped_while_a_thread_lets_go
         ],
     )
