@@ -386,4 +386,8 @@ fn slots_of_several_processes_are_added_up_in_the_order_in_which_they_were_looke
         .map(|sample| (sample.t, sample.in_use))
         .collect();
     assert_eq!(used, [(10, 3), (20, 4), (30, 5), (40, 2)]);
+    // Its curve goes to the end of the run, with what was seen last.
+    let (curves, _) = series::occupancy(&run);
+    let (end, last) = *curves[0].points.last().unwrap();
+    assert_eq!((end, last), (run.duration_ns() as f64 / 1e9, 2.0));
 }
