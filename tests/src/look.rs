@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -70,6 +70,16 @@ pub fn see_stopped(pid: u32) {
     // It stays waitable: its end is the supervisor's to hear of.
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
     while let Err(Errno::INTR) = waitid(WaitId::Pid(number(pid)), options) {}
+}
+
+/// The same of a process that is a child of another one.
+///
+/// # Panics
+/// When it has ended.
+pub fn see_stopped_below(pid: u32) {
+    while state_and_parent(pid).expect("a process that stops").0 != "T" {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Lets a stopped process go on.

@@ -1,5 +1,7 @@
 //! The command line of a program whose pipelines come from configuration files.
 
+mod changes;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,6 +15,7 @@ use crate::pipeline::Pipeline;
 use crate::registry::Registry;
 use crate::replaced::Replacements;
 use crate::run::{Report, Termination};
+use changes::Changes;
 
 /// Runs pipelines from configuration files.
 ///
@@ -119,26 +122,32 @@ where
         if let Some(On::Cpu) = device {
             config = config.on_cpu();
         }
-        for (key, value) in [
+        let options = [
             (
+                "--mean-interval-ms",
                 "client.mean_interval_ms",
                 mean_interval_ms.map(|ms| ms.to_string()),
             ),
-            ("client.count", count.map(|count| count.to_string())),
-            ("client.queue_size", queue_size.map(|size| size.to_string())),
-        ] {
-            if let Some(value) = value {
-                config = config.set(key, &value)?;
-            }
-        }
-        for change in &set {
-            let (key, value) = change
-                .split_once('=')
-                .ok_or_else(|| Error::invalid(format!("--set {change}: KEY=VALUE was expected")))?;
-            config = config.set(key, value)?;
-        }
-        let about = |error: Error| Error::invalid(format!("{}: {error}", file.display()));
-        let mut pipeline = config.pipeline(registry).map_err(about)?;
+            (
+                "--count",
+                "client.count",
+                count.map(|count| count.to_string()),
+            ),
+            (
+                "--queue-size",
+                "client.queue_size",
+                queue_size.map(|size| size.to_string()),
+            ),
+        ];
+        let changes = Changes::of(options, &set)?;
+        let changed = changes.make(&config)?;
+        let about = |error: Error| {
+            let look = |config: &Config| config.pipeline(registry)?.check();
+            let place = changes.blamed(&config, &error, look);
+            let place = place.unwrap_or_else(|| file.display().to_string());
+            Error::invalid(format!("{place}: {error}"))
+        };
+        let mut pipeline = changed.pipeline(registry).map_err(about)?;
         pipeline = pipeline.progress().telling();
         pipeline.check().map_err(about)?;
         if let Some(out) = &out {

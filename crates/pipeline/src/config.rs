@@ -1,6 +1,7 @@
 //! Configurations: a pipeline from a file, in TOML or in JSON, RnB's own included.
 
 mod keys;
+mod strays;
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,6 +15,8 @@ use crate::pipeline::Pipeline;
 use crate::registry::{Registry, maker};
 use crate::step::{QueueGroup, Step, Unfinished};
 use keys::Keys;
+pub(crate) use strays::meant;
+use strays::{GROUP_KEYS, warnings};
 
 /// A configuration, read and not yet understood, so that it can still be changed.
 ///
@@ -50,31 +53,6 @@ const TOP: [(&str, &str); 5] = [
     ("iterator_params", "iterator_params"),
     ("client", "client"),
     ("timeout_ms", "timeout_ms"),
-];
-
-/// Keys of a step.
-pub(crate) const STEP_KEYS: &[&str] = &[
-    "stage",
-    "name",
-    "queue_groups",
-    "slots",
-    "segments",
-    "delivery",
-    "backpressure",
-    "queue_size",
-    "ordered",
-    "restart",
-    "unfinished",
-    "limit_ms",
-];
-
-/// Keys of a queue group; those of a step with one group may stand in the step.
-pub(crate) const GROUP_KEYS: &[&str] = &[
-    "devices",
-    "replicas",
-    "in_queue",
-    "out_queues",
-    "queue_selector",
 ];
 
 /// Keys of a client.
@@ -241,7 +219,7 @@ impl Config {
             return Err(Error::invalid(format!(
                 "the configuration, {odd}: there is no such key; there are {}{}",
                 TOP.map(|(key, _)| key).join(", "),
-                did_you_mean(odd, TOP.map(|(key, _)| key))
+                did_you_mean(odd, TOP.iter().flat_map(|(key, rnb)| [key, rnb]))
             )));
         }
         if iterator.is_some() || client.is_some() {
@@ -311,12 +289,12 @@ impl Config {
             None => {
                 let taken = GROUP_KEYS
                     .iter()
-                    .chain(&["gpus"])
                     .filter_map(|key| keys.rest.remove_entry(*key));
                 vec![Value::Object(taken.collect())]
             }
         };
         for (number, group) in groups.iter().enumerate() {
+            let step_at = &at;
             let at = match are_listed {
                 true => format!("{at}, queue group {number}"),
                 false => at.clone(),
@@ -340,10 +318,20 @@ impl Config {
             let selector: Option<String> = own.take("queue_selector", "")?;
             // What is left is the stage's: the group's own before the step's.
             let mut params = keys.rest.clone();
-            params.extend(own.rest);
-            let maker = maker(provider, known, &stage, Value::Object(params), lenient)
+            params.extend(own.rest.clone());
+            let made = maker(provider, known, &stage, Value::Object(params), lenient)
                 .map_err(|error| Error::invalid(format!("{at}, {error}")))?;
-            let group = QueueGroup::made_by(maker);
+            let place = |key: &str| match own.rest.contains_key(key) {
+                true => at.as_str(),
+                false => step_at.as_str(),
+            };
+            for odd in warnings(&made.unnamed, made.params, place) {
+                // What stands in the step is told once, however many groups there are.
+                if !step.odd.contains(&odd) {
+                    step.odd.push(odd);
+                }
+            }
+            let group = QueueGroup::made_by(made.maker);
             let mut group = match devices {
                 Some(devices) => group.devices(devices),
                 None => group.replicas(replicas.unwrap_or(1)),

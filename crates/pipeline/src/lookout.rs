@@ -135,7 +135,8 @@ impl Runner {
                 continue;
             };
             let board = &self.wiring.board;
-            if board.state(rank as u32) != State::Working || self.hung[rank].is_some() {
+            let is_at_work = board.state(rank as u32) == State::Working;
+            if !is_at_work || self.hung[rank].is_some() || self.is_leaving(rank) {
                 continue;
             }
             let (since, _) = board.since(rank as u32);

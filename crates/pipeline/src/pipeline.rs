@@ -213,7 +213,9 @@ impl Pipeline {
     fn odd_with(&self, specs: &Specs) -> Vec<String> {
         let count = self.client.as_ref().and_then(|client| client.count);
         let keeping = odd_keeping(&self.steps, specs, count);
-        odd_end(&self.steps).into_iter().chain(keeping).collect()
+        let written = self.steps.iter().flat_map(|step| step.odd.iter().cloned());
+        let found = odd_end(&self.steps).into_iter().chain(keeping);
+        written.chain(found).collect()
     }
 
     /// Starts the processes, waits until all have ended, and tells what they brought home.
@@ -285,6 +287,7 @@ impl Pipeline {
             cards: vec![0; processes],
             read: vec![(0, 0); processes],
             restarts: vec![0; processes],
+            leaving: Vec::new(),
             replaced: vec![Vec::new(); processes],
             counts: vec![Counts::default(); processes],
             outcomes: vec![None; processes],

@@ -10,7 +10,7 @@ use serde_json::Value;
 use spawn::{Group, Process};
 
 use crate::client::Client;
-use crate::config::{GROUP_KEYS, STEP_KEYS};
+use crate::config::meant;
 use crate::error::{Error, Result, StageError};
 use crate::fields::fields_of;
 use crate::nearest::{did_you_mean, instead_of};
@@ -27,6 +27,8 @@ trait Entry: Send + Sync {
     fn check(&self, params: &Value) -> Result<Vec<String>>;
     /// The parameters that the stage reads, as far as its type tells.
     fn params(&self) -> &'static [&'static str];
+    /// Whether its type names this parameter, rather than taking any.
+    fn names(&self, params: &Value, key: &str) -> bool;
     fn output_spec(&self, params: &Value, input: &[TensorSpec]) -> Result<Vec<TensorSpec>>;
     fn input_spec(&self, params: &Value) -> Result<Option<Vec<TensorSpec>>>;
     fn needs_next(&self, params: &Value) -> Result<bool>;
@@ -99,12 +101,6 @@ fn told<S: Stage>(params: &Value, error: &serde_json::Error) -> String {
     }
 }
 
-/// What may have been meant by a key that is none of the stage's parameters, nor of a step or group.
-fn meant(key: &str, params: &[&str]) -> String {
-    let known = params.iter().chain(STEP_KEYS).chain(GROUP_KEYS);
-    did_you_mean(key, known.copied())
-}
-
 impl<S: Stage> Entry for Of<S> {
     fn check(&self, params: &Value) -> Result<Vec<String>> {
         read_params::<S>(params).map(|(_, unread)| unread)
@@ -112,6 +108,17 @@ impl<S: Stage> Entry for Of<S> {
 
     fn params(&self) -> &'static [&'static str] {
         fields_of::<S::Params>()
+    }
+
+    fn names(&self, params: &Value, key: &str) -> bool {
+        // What names its fields read this one, and what does not (`#[serde(flatten)]`, a map) minds what is said for one that
+        // it names, but not for another.
+        let minds = |key: &str| {
+            let mut params = params.clone();
+            params[key] = serde_json::json!({"": [null]});
+            serde_json::from_value::<S::Params>(params).is_err()
+        };
+        !self.params().is_empty() || (minds(key) && !minds("\u{1}"))
     }
 
     fn output_spec(&self, params: &Value, input: &[TensorSpec]) -> Result<Vec<TensorSpec>> {
@@ -254,6 +261,15 @@ struct Named<F> {
     selectors: Vec<String>,
 }
 
+/// A stage with its parameters.
+pub(crate) struct Made {
+    pub(crate) maker: Arc<dyn Maker>,
+    /// The keys among them that its type does not name: it reads any, or does not read these.
+    pub(crate) unnamed: Vec<String>,
+    /// What its type names, as far as it tells.
+    pub(crate) params: &'static [&'static str],
+}
+
 /// The stage that a configuration names, with what is left of its step's and group's keys as parameters. A key that the
 /// stage does not read is refused, since a misspelt key of a step would be one, unless `lenient`.
 pub(crate) fn maker<F>(
@@ -262,7 +278,7 @@ pub(crate) fn maker<F>(
     name: &str,
     params: Value,
     lenient: bool,
-) -> Result<Arc<dyn Maker>>
+) -> Result<Made>
 where
     F: Fn() -> Registry + Copy + Send + Sync + 'static,
 {
@@ -289,17 +305,24 @@ where
             some => format!(" ({})", some.join(", ")),
         };
         return Err(Error::invalid(format!(
-            "{key}: neither a key of a step or queue group nor a parameter that stage {name:?} reads{reads}{}",
+            "{key}: neither a key that a step or queue group has here nor a parameter that stage {name:?} reads{reads}{}",
             meant(key, params)
         )));
     }
-    Ok(Arc::new(Named {
-        registry: provider,
-        name: name.to_owned(),
-        params,
-        entry: Arc::clone(entry),
-        selectors: registry.selectors.keys().cloned().collect(),
-    }))
+    let given = params.as_object().into_iter().flatten();
+    let unnamed = given.map(|(key, _)| key);
+    let unnamed = unnamed.filter(|key| unread.contains(key) || !entry.names(&params, key));
+    Ok(Made {
+        unnamed: unnamed.cloned().collect(),
+        params: entry.params(),
+        maker: Arc::new(Named {
+            registry: provider,
+            name: name.to_owned(),
+            params,
+            entry: Arc::clone(entry),
+            selectors: registry.selectors.keys().cloned().collect(),
+        }),
+    })
 }
 
 impl<F> Maker for Named<F>

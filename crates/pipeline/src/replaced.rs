@@ -20,6 +20,55 @@ use crate::time_card::{Outcome as ItemOutcome, TimeCard};
 
 /// How long what a dead process has sent is waited for. Who keeps it back for longer was stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks for it no more than this has passed, whatever the clock says: the machine stood still, and whoever is
+/// waited for with it.
+const STEP_MOST: Duration = Duration::from_millis(100);
+
+/// A process that has failed, and whose fate is not decided yet: what it brought home is on its way.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    /// Its crew, and its rank.
+    pub(crate) index: usize,
+    pub(crate) rank: usize,
+    error: spawn::Error,
+    /// When it was seen to have failed, CLOCK_MONOTONIC nanoseconds.
+    at_ns: u64,
+    waited: Duration,
+    looked: Instant,
+}
+
+impl Leaving {
+    pub(crate) fn now(index: usize, rank: usize, error: spawn::Error) -> Self {
+        Self {
+            index,
+            rank,
+            error,
+            at_ns: now_ns(),
+            waited: Duration::ZERO,
+            looked: Instant::now(),
+        }
+    }
+
+    pub(crate) fn into_error(self) -> spawn::Error {
+        self.error
+    }
+
+    /// Whether what it brought home may still be waited for.
+    pub(crate) fn is_patient(&mut self) -> bool {
+        self.waited += self.looked.elapsed().min(STEP_MOST);
+        self.looked = Instant::now();
+        self.waited <= PATIENCE
+    }
+}
+
+/// What a process that is gone brought home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Brought {
+    All,
+    Nothing,
+    /// All, but another is in the middle of sending something before it: it is slow, or dead.
+    NotHereYet,
+}
 
 /// A process that failed, and whose place another one took ([`Step::restart`](crate::Step::restart)).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +89,9 @@ pub struct Replaced {
     pub redelivered: u64,
     /// Of the items that it had, those that count as failed.
     pub failed: u64,
+    /// The items that it had, by their numbers, in the order in which it took them. An item of which it had several segments
+    /// is there as often.
+    pub items: Vec<u64>,
 }
 
 /// Processes of one place that were replaced for one cause.
@@ -109,7 +161,7 @@ pub(crate) fn times(count: u64) -> String {
 
 impl Replaced {
     /// The first line of the cause, without whom it is about.
-    fn in_short(&self, process: &str) -> String {
+    pub(crate) fn in_short(&self, process: &str) -> String {
         let line = self.cause.lines().next().unwrap_or_default();
         // By its process id where it ended, by its rank where it was ended.
         let named = format!("process {process:?} (pid {}) ", self.pid);
@@ -122,23 +174,26 @@ impl Replaced {
 }
 
 impl Runner {
-    /// A process is gone that had brought everything home: it is not missed. Whether that is so.
-    pub(crate) fn had_returned(&mut self, rank: usize) -> bool {
-        let since = Instant::now();
-        loop {
-            self.hear();
-            let is_on_its_way = || self.wiring.board.has_brought(rank as u32);
-            if self.brought[rank].is_some() || !is_on_its_way() || since.elapsed() > PATIENCE {
-                break;
-            }
-            // Another is in the middle of sending something before it: it is slow, or dead.
-            if let Ok(arena) = Arena::current() {
-                arena.bury_the_dead();
-            }
-            std::thread::sleep(Duration::from_millis(1));
+    /// What a process that is gone brought home.
+    pub(crate) fn brought_by(&mut self, rank: usize) -> Brought {
+        self.hear();
+        if self.brought[rank].is_some() {
+            return Brought::All;
         }
+        if !self.wiring.board.has_brought(rank as u32) {
+            return Brought::Nothing;
+        }
+        // Who is before it in the queue may be dead.
+        if let Ok(arena) = Arena::current() {
+            arena.bury_the_dead();
+        }
+        Brought::NotHereYet
+    }
+
+    /// A process is gone that had brought everything home: it is not missed.
+    pub(crate) fn has_returned(&mut self, rank: usize) {
         let Some(outcome) = self.brought[rank].take() else {
-            return false;
+            return;
         };
         tracing::debug!(rank, "a process failed behind its end");
         self.outcomes[rank] = Some(outcome);
@@ -149,21 +204,21 @@ impl Runner {
         }
         self.wiring.wake_writers();
         self.let_go_of_finished_steps();
-        true
+    }
+
+    /// Whether a process is gone, and what becomes of it not decided.
+    pub(crate) fn is_leaving(&self, rank: usize) -> bool {
+        self.leaving.iter().any(|one| one.rank == rank)
     }
 
     /// Starts another process in the place of one that failed, with what that had begun.
-    pub(crate) fn replace(
-        &mut self,
-        index: usize,
-        rank: usize,
-        error: &spawn::Error,
-    ) -> Result<()> {
+    pub(crate) fn replace(&mut self, failed: &Leaving) -> Result<()> {
+        let (index, rank) = (failed.index, failed.rank);
         let hung = self.hung[rank].take();
         let mut replaced = Replaced {
             pid: self.workers[rank].as_ref().map_or(0, |worker| worker.pid),
-            at_ns: now_ns(),
-            cause: hung.unwrap_or_else(|| error.to_string()),
+            at_ns: failed.at_ns,
+            cause: hung.unwrap_or_else(|| failed.error.to_string()),
             ..Replaced::default()
         };
         self.restarts[rank] += 1;
@@ -178,6 +233,7 @@ impl Runner {
                 Unfinished::Report => ItemOutcome::Failed,
             };
             self.note_unfinished(rank, &item, outcome)?;
+            replaced.items.push(item.id);
             match unfinished {
                 Unfinished::Redeliver => {
                     replaced.redelivered += 1;

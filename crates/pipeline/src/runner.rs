@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lookout::Lookout;
 use crate::process::Outcome;
 use crate::progress::ProgressLine;
-use crate::replaced::Replaced;
+use crate::replaced::{Brought, Leaving, Replaced};
 use crate::run::{Report, Shared};
 use crate::run_dir::RunDir;
 use crate::signals::SignalsHeard;
@@ -76,6 +76,8 @@ pub(crate) struct Runner {
     /// How many cards of each process's tally were read, and inputs of a first step.
     pub(crate) read: Vec<(u64, u64)>,
     pub(crate) restarts: Vec<u32>,
+    /// Processes that are gone and may have brought home what is not here yet.
+    pub(crate) leaving: Vec<Leaving>,
     /// Those that each process came after.
     pub(crate) replaced: Vec<Vec<Replaced>>,
     /// What became of the items of each process, and of those before it.
@@ -108,7 +110,7 @@ impl Runner {
             let heard = self.hear();
             self.look_after_crews();
             self.look_after_client();
-            if self.crews.iter().all(|crew| crew.over) {
+            if self.crews.iter().all(|crew| crew.over) && self.leaving.is_empty() {
                 break;
             }
             let wanted = self.wanted();
@@ -278,6 +280,9 @@ impl Runner {
     }
 
     fn look_after_crews(&mut self) {
+        for failed in std::mem::take(&mut self.leaving) {
+            self.process_failed(failed);
+        }
         for index in 0..self.crews.len() {
             let crew = &mut self.crews[index];
             if crew.over {
@@ -319,8 +324,13 @@ impl Runner {
         for (rank, seat) in self.wiring.seats.iter().enumerate() {
             let since = board.since(rank as u32).0;
             let lingers = board.state(rank as u32) == State::Done
-                && now.saturating_sub(since) > LINGERS.as_nanos() as u64;
+                && now.saturating_sub(since) > LINGERS.as_nanos() as u64
+                && !self.is_leaving(rank);
             returned[seat.step] &= lingers || self.outcomes[rank].is_some();
+        }
+        // What has been let go of stays so, though one that lingered may be gone by now.
+        for (now, before) in returned.iter_mut().zip(&self.returned) {
+            *now |= before;
         }
         let lets_go = |step: usize| returned.get(step).copied().unwrap_or(false);
         self.wiring.let_go(lets_go, |_| false);
@@ -346,8 +356,22 @@ impl Runner {
         let Some(&rank) = ranks.get(of_crew) else {
             return self.fail(error.into());
         };
-        if ranks.len() == 1 && self.had_returned(rank) {
+        self.process_failed(Leaving::now(index, rank, error));
+    }
+
+    /// The same once it is known which process it was. One that is alone may have brought home all that it was there for.
+    fn process_failed(&mut self, mut failed: Leaving) {
+        if self.error.is_some() {
             return;
+        }
+        let rank = failed.rank;
+        if self.crews[failed.index].ranks.len() == 1 {
+            match self.brought_by(rank) {
+                Brought::All => return self.has_returned(rank),
+                // There is more to look after meanwhile.
+                Brought::NotHereYet if failed.is_patient() => return self.leaving.push(failed),
+                Brought::NotHereYet | Brought::Nothing => {}
+            }
         }
         let cause = self.wiring.board.cause(rank as u32);
         let may = self.wiring.step_of(rank).restarts;
@@ -355,11 +379,12 @@ impl Runner {
         let step = self.wiring.seats[rank].step;
         let has_returned = self.returned.get(step).copied().unwrap_or(false);
         if self.restarts[rank] < may && cause.is_none() && !has_returned {
-            if let Err(error) = self.replace(index, rank, &error) {
+            if let Err(error) = self.replace(&failed) {
                 self.fail(error);
             }
             return;
         }
+        let error = failed.into_error();
         // Ctrl-C reaches all processes of a terminal, and the program may live on.
         if matches!(
             error.kind(),

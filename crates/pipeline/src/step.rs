@@ -254,6 +254,8 @@ pub struct Step {
     pub(crate) groups_are_listed: bool,
     /// Whether it was written in RnB's words, which errors then use.
     pub(crate) in_rnbs_words: bool,
+    /// What is odd about how it was written, and may be on purpose.
+    pub(crate) odd: Vec<String>,
 }
 
 impl Step {
@@ -270,6 +272,7 @@ impl Step {
             ordered: false,
             restarts: 0,
             in_rnbs_words: false,
+            odd: Vec::new(),
             groups_are_listed: false,
             unfinished: Unfinished::Redeliver,
             limit: None,

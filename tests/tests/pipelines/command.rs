@@ -170,6 +170,27 @@ pub(crate) fn the_command_says_how_a_run_ended() {
         (2, "KEY=VALUE", &["--set", "load"]),
         (2, "unexpected argument", &["--colour"]),
         (2, "invalid value '-3'", &["--count", "-3"]),
+        // What is wrong is told where it was written.
+        (
+            2,
+            "error: --set load.slots=0: step \"load\", slots: 0 slots",
+            &["--set", "load.slots=0"],
+        ),
+        (
+            2,
+            "error: --set load.slots=many: step \"load\", slots: invalid type",
+            &["--set", "load.limit_ms=1e9", "--set", "load.slots=many"],
+        ),
+        (
+            2,
+            "error: --queue-size 0: client, queue_size: 0 items",
+            &["--queue-size", "0"],
+        ),
+        (
+            2,
+            "error: --set pipline.0.slots=1: there is no \"pipline\"",
+            &["--set", "pipline.0.slots=1"],
+        ),
         (1, "no.y4m", &["--set", "iterator_params.path=no.y4m"]),
         (
             3,
@@ -235,6 +256,9 @@ pub(crate) fn a_process_that_is_replaced_is_told_with_the_cause_while_it_runs_an
     assert!(said.contains(&once), "{said}");
     let summary = std::fs::read_to_string(out.join("summary.txt")).unwrap();
     assert!(summary.contains(&once), "{summary}");
+    // And each on a line of its own.
+    let each = format!(": step \"load\", rank 0 (process \"load\", pid {pid}) {cause}");
+    assert!(summary.contains(&each), "{summary}");
     assert_eq!(Run::open(&out).unwrap().processes[0].replaced[0].pid, pid);
 }
 

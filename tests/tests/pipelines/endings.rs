@@ -346,6 +346,7 @@ pub(crate) fn a_process_is_replaced_and_its_item_delivered_again() {
         };
         assert!(before.cause.contains(cause), "{before:?}");
         assert_eq!((before.redelivered, before.failed), (1, 0));
+        assert_eq!(before.items, [40]);
         let copies = report.processes().iter().filter(|one| one.step() == "copy");
         let counts: Vec<_> = copies.map(|one| one.counts()).collect();
         let sum = |of: fn(&Counts) -> u64| counts.iter().map(of).sum::<u64>();

@@ -9,6 +9,8 @@ mod flow;
 mod held;
 mod known;
 mod let_go;
+mod misspelt;
+mod nowhere;
 mod odd;
 mod order;
 mod order_kills;
@@ -33,6 +35,8 @@ fn main() -> ExitCode {
     use held::*;
     use known::*;
     use let_go::*;
+    use misspelt::*;
+    use nowhere::*;
     use odd::*;
     use order::*;
     use order_kills::*;
@@ -119,6 +123,7 @@ fn main() -> ExitCode {
         a_configuration_in_toml_runs_and_can_be_changed,
         what_cannot_run_is_told_with_step_group_and_key,
         values_that_make_no_sense_are_refused_in_few_words,
+        a_misspelt_key_that_goes_to_a_stage_is_a_warning_with_what_was_meant,
         slots_for_which_there_is_no_room_are_refused_at_once,
         tensors_that_do_not_fit_the_next_stage_are_refused,
         a_stage_that_publishes_whatever_comes_is_refused_as_the_last,
@@ -142,6 +147,8 @@ fn main() -> ExitCode {
         a_reader_that_has_had_enough_does_not_keep_the_others_from_theirs,
         a_process_that_is_killed_behind_its_end_is_not_missed,
         what_a_killed_process_sent_behind_another_that_is_slow_is_waited_for,
+        while_what_a_killed_process_sent_is_waited_for_all_else_goes_on,
+        a_slot_that_is_nowhere_is_made_anew_and_no_reason_for_a_deadlock,
     ];
     integration_tests::main_with_scenes(
         &tests,
@@ -151,6 +158,8 @@ fn main() -> ExitCode {
             counted_though_a_segment_is_lost,
             killed_behind_its_end,
             killed_behind_one_that_sends,
+            something_else_while_a_killed_process_is_waited_for,
+            a_run_below_one_that_is_slow_to_bury,
             stopped_while_a_thread_lets_go
         ],
     )

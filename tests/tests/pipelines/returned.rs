@@ -160,6 +160,65 @@ pub(crate) fn killed_behind_one_that_sends() {
     integration_tests::allow_leaks(4);
 }
 
+/// The same, where meanwhile another process is killed, or the run is stopped; that is seen before what was sent is there.
+pub(crate) fn something_else_while_a_killed_process_is_waited_for() {
+    let may = Tensor::<u64>::zeros([1]).unwrap().alias();
+    let again = |step: Step| step.restart(9, Unfinished::Redeliver);
+    let running = Pipeline::new()
+        .client(client(0))
+        .step(again(Step::of::<Ends>("ends", may.clone()).replicas(2)))
+        .step(again(Step::of::<Ends>("last", may.clone())))
+        .start()
+        .unwrap();
+    let [sends, killed, last] = running.pids()[..] else {
+        panic!("three processes");
+    };
+    see_stopped(sends);
+    may.store(&[0], 1).unwrap();
+    see_stopped(killed);
+    kill(killed);
+    while exists(killed) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    match std::env::var("MEANWHILE").unwrap().as_str() {
+        "death" => {
+            kill(last);
+            while running.pids()[2] == last {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            resume(sends);
+        }
+        _ => running.stopper().terminate(),
+    }
+    let report = running.wait();
+    let processes = report.processes().iter();
+    let told = json!({
+        "termination": report.termination(),
+        "restarts": processes.map(|process| process.restarts()).collect::<Vec<_>>(),
+    });
+    println!("{told}");
+    integration_tests::allow_leaks(6);
+}
+
+pub(crate) fn while_what_a_killed_process_sent_is_waited_for_all_else_goes_on() {
+    for (meanwhile, termination, restarts) in [
+        ("death", "input_ended", [0, 0, 1]),
+        ("stop", "interrupted", [0, 0, 0]),
+    ] {
+        let output = integration_tests::play("something_else_while_a_killed_process_is_waited_for")
+            .env("TENSORMP_FAILPOINT", "put.claimed@ends.0=stop")
+            .env("MEANWHILE", meanwhile)
+            .stderr(Stdio::piped())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{meanwhile}: {said}");
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let expected = json!({"termination": termination, "restarts": restarts});
+        assert_eq!(told, expected, "{meanwhile}");
+    }
+}
+
 pub(crate) fn what_a_killed_process_sent_behind_another_that_is_slow_is_waited_for() {
     let output = integration_tests::play("killed_behind_one_that_sends")
         .env("TENSORMP_FAILPOINT", "put.claimed@ends.0=stop")

@@ -58,10 +58,12 @@ impl<'a> Keys<'a> {
         if let Some(value) = self.take(key, rnb)? {
             return Ok(value);
         }
+        let instead = [key, rnb].map(|name| instead_of(name, self.rest.keys()));
+        let instead = instead.into_iter().find(|told| !told.is_empty());
         Err(Error::invalid(format!(
             "{}, {key}: it is missing{}",
             self.at,
-            instead_of(key, self.rest.keys())
+            instead.unwrap_or_default()
         )))
     }
 }

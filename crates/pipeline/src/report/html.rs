@@ -237,6 +237,36 @@ fn counts(summary: &Summary, html: &mut String) {
         return;
     }
     html.push_str("<h2>Replaced processes</h2>");
+    // Where each had a cause of its own there is nothing to sum up.
+    if summary.replaced.len() < summary.replacements.len() {
+        summed_up(summary, html);
+    }
+    let head = [
+        "since the start",
+        "step",
+        "rank",
+        "process",
+        "pid",
+        "cause",
+        "what it had",
+    ];
+    let mut table = vec![head.map(str::to_owned).to_vec()];
+    for one in &summary.replacements {
+        table.push(vec![
+            one.at(),
+            one.step.clone(),
+            one.rank.to_string(),
+            one.process.clone(),
+            one.pid.to_string(),
+            one.cause.clone(),
+            one.outcome(),
+        ]);
+    }
+    rows(&table, "replaced each", html);
+}
+
+/// The replaced processes of one place and cause in one row.
+fn summed_up(summary: &Summary, html: &mut String) {
     let head = ["step", "process", "times", "cause"];
     let mut table = vec![head.map(str::to_owned).to_vec()];
     for replacements in &summary.replaced {

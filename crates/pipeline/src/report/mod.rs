@@ -17,6 +17,7 @@ mod html;
 mod lineage;
 mod plot;
 mod read;
+mod replacement;
 mod series;
 mod summary;
 mod text;
@@ -29,6 +30,7 @@ use std::path::{Path, PathBuf};
 
 pub use compare::Comparison;
 pub use read::{Card, Items, Process, Ring, RingSample, Run, Step, Termination};
+pub use replacement::Replacement;
 pub use summary::{Quantiles, StepSummary, Summary};
 
 use crate::error::{Error, Result};

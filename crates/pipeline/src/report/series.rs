@@ -145,13 +145,18 @@ pub(super) fn occupancy(run: &Run) -> (Vec<Curve>, Vec<f64>) {
                 .collect();
             let every = samples.len().div_ceil(POINTS).max(1);
             let most = samples.iter().map(|sample| sample.in_use).max();
+            let shown = samples.iter().step_by(every);
+            let mut points: Vec<_> = shown
+                .map(|sample| (seconds(run, sample.t), f64::from(sample.in_use)))
+                .collect();
+            // What was seen last stayed so until the end.
+            if let Some(last) = samples.last() {
+                let end = run.ended_ns.max(last.t);
+                points.push((seconds(run, end), f64::from(last.in_use)));
+            }
             let curve = Curve {
                 name: format!("{} ({} slots)", ring.name, ring.slots),
-                points: samples
-                    .iter()
-                    .step_by(every)
-                    .map(|sample| (seconds(run, sample.t), f64::from(sample.in_use)))
-                    .collect(),
+                points,
             };
             (curve, f64::from(most.unwrap_or(0).max(ring.slots)))
         })

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::lineage::{Lineage, Way, ways};
 use super::read::{Card, Items, Run, Step, Termination};
+use super::replacement::Replacement;
 use super::verdict::{bottleneck, incomplete, waited};
 use crate::counts::Counts;
 use crate::replaced::Replacements;
@@ -111,6 +112,9 @@ pub struct Summary {
     /// Processes that failed and were replaced, and why.
     #[serde(default)]
     pub replaced: Vec<Replacements>,
+    /// The same one by one, in the order of time.
+    #[serde(default)]
+    pub replacements: Vec<Replacement>,
     /// Which step limits the run, in a sentence.
     pub bottleneck: String,
 }
@@ -185,6 +189,7 @@ impl Summary {
             items,
             throughput: items.completed as f64 / seconds,
             replaced: replaced(run),
+            replacements: Replacement::all(run),
             latency: Quantiles::of(latencies),
             bottleneck: match run.is_success() {
                 true => bottleneck(run, &steps, seconds),

@@ -208,13 +208,16 @@ fn replaced_processes_are_told_with_their_cause_and_the_counts_add_up() {
     sample::write(directory.path(), 20);
     let path = directory.path().join("run.json");
     let mut run: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let start = run["clock_start_ns"].as_u64().unwrap();
     let before = |pid: u32, inputs: u64| {
         let cause = format!("process \"infer.0\" (pid {pid}) was killed by <SIGKILL>\nmore");
-        serde_json::json!({"pid": pid, "at_ns": 1, "cause": cause, "inputs": inputs, "redelivered": 1})
+        let at = start + u64::from(pid) * 1_000_000;
+        serde_json::json!({"pid": pid, "at_ns": at, "cause": cause, "inputs": inputs, "redelivered": 1, "items": [pid - 80]})
     };
     run["processes"][1]["name"] = "infer.0".into();
     run["processes"][1]["inputs"] = 7.into();
-    run["processes"][1]["replaced"] = serde_json::json!([before(90, 3), before(95, 2)]);
+    let replaced = serde_json::json!([before(90, 3), before(95, 2)]);
+    run["processes"][1]["replaced"] = replaced;
     run["processes"][2]["inputs"] = 11.into();
     fs::write(&path, run.to_string()).unwrap();
     let cards = directory.path().join("items.jsonl");
@@ -244,12 +247,27 @@ fn replaced_processes_are_told_with_their_cause_and_the_counts_add_up() {
     ] {
         assert!(rows.contains(&cells(row)), "{row:?} in\n{text}");
     }
+    for line in [
+        "  90.0 ms: step \"infer\", rank 1 (process \"infer.0\", pid 90) was killed by <SIGKILL>; item 10 was delivered again\n",
+        "  95.0 ms: step \"infer\", rank 1 (process \"infer.0\", pid 95) was killed by <SIGKILL>; item 15 was delivered again\n",
+    ] {
+        assert!(text.contains(line), "{line:?} in\n{text}");
+    }
+    let summary = fs::read_to_string(directory.path().join("summary.json")).unwrap();
+    let summary: Value = serde_json::from_str(&summary).unwrap();
+    let one = serde_json::json!({
+        "step": "infer", "process": "infer.0", "rank": 1, "pid": 95, "at_s": 0.095, "cause": "was killed by <SIGKILL>",
+        "items": [15], "redelivered": 1, "failed": 0,
+    });
+    assert_eq!(summary["replacements"][1], one);
     // Who has no slots does not wait for them.
     let of_infer = rows.iter().find(|row| row.first() == Some(&"infer"));
     assert_eq!(of_infer.unwrap()[5..7], ["–", "–"], "{text}");
     let page = fs::read_to_string(directory.path().join("report.html")).unwrap();
     for part in [
         "<th>infer</th><td>infer.0</td><td>2</td><td>was killed by &lt;SIGKILL&gt;</td>",
+        "<th>95.0 ms</th><td>infer</td><td>1</td><td>infer.0</td><td>95</td><td>was killed by &lt;SIGKILL&gt;</td>\
+         <td>item 15 was delivered again</td>",
         "<th>infer</th><td>23</td><td>20</td><td>2</td><td>1</td><td>0</td><td>1</td>",
         "infer 0, CPU; replaced 2 times",
     ] {
@@ -368,4 +386,8 @@ fn slots_of_several_processes_are_added_up_in_the_order_in_which_they_were_looke
         .map(|sample| (sample.t, sample.in_use))
         .collect();
     assert_eq!(used, [(10, 3), (20, 4), (30, 5), (40, 2)]);
+    // Its curve goes to the end of the run, with what was seen last.
+    let (curves, _) = series::occupancy(&run);
+    let (end, last) = *curves[0].points.last().unwrap();
+    assert_eq!((end, last), (run.duration_ns() as f64 / 1e9, 2.0));
 }

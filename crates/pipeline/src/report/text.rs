@@ -4,6 +4,9 @@ use std::fmt;
 
 use super::summary::{Quantiles, StepSummary, Summary};
 
+/// So many replacements are told one by one.
+const REPLACEMENTS_TOLD: usize = 100;
+
 /// A duration in the unit that fits.
 pub(super) fn time(ns: f64) -> String {
     let (value, unit) = match ns.abs() {
@@ -145,6 +148,13 @@ impl fmt::Display for Summary {
         }
         for replacements in &self.replaced {
             writeln!(f, "{replacements}")?;
+        }
+        for one in self.replacements.iter().take(REPLACEMENTS_TOLD) {
+            writeln!(f, "  {one}")?;
+        }
+        if let Some(more) = self.replacements.len().checked_sub(REPLACEMENTS_TOLD + 1) {
+            let more = plural(more as u64 + 1, "more replacement");
+            writeln!(f, "  {more}, all of them in summary.json")?;
         }
         match &self.termination.detail {
             Some(detail) => writeln!(f, "ended: {} ({detail})", self.termination.reason)?,
