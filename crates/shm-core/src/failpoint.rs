@@ -51,6 +51,7 @@ mod armed {
         "block.drop.left",
         "block.open.counted",
         "block.open.entering",
+        "block.share.counted",
         "block.share.entering",
         "chunk.claim.one",
         "chunk.pressure.unanswered",

@@ -60,6 +60,34 @@ impl Held {
         }
     }
 
+    /// Makes the reference behind this handle one of its own, which no other handle shares.
+    ///
+    /// # Errors
+    /// When there is no room for one more entry, or one more count; the handle is as it was.
+    pub(crate) fn separate(&mut self) -> Result<()> {
+        if self.is_locally_unique() {
+            return Ok(());
+        }
+        let (segment, leases) = (self.arena.segment(), self.arena.leases());
+        let lease = leases.reserve(segment)?;
+        let entry = leases.entry(segment, lease);
+        let word = segment.word(self.line * LINE + counted::WORD);
+        let me = self.arena.me();
+        if let Err(refused) = steps::share(&entry, me.epoch, (self.line, self.generation), word) {
+            leases.put_back(lease);
+            return Err(line::refused(self.generation)(refused));
+        }
+        leases.local(lease).store(1, Ordering::Relaxed);
+        let shared = std::mem::replace(&mut self.lease, lease);
+        let was_counted = std::mem::replace(&mut self.armed, true);
+        // As when a handle is dropped.
+        if was_counted && leases.local(shared).fetch_sub(1, Ordering::Release) == 1 {
+            fence(Ordering::Acquire);
+            give_back(&self.arena, shared, self.line, self.generation);
+        }
+        Ok(())
+    }
+
     /// Wraps a lease entry that counts from now on as HELD by one local handle.
     #[inline(always)]
     pub(crate) fn adopt(arena: &Arena, lease: u32, line: u64, generation: u64) -> Self {

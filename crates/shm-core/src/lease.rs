@@ -413,20 +413,6 @@ impl Leases {
         }
     }
 
-    /// Writes an entry: generation first, then the state that makes it count.
-    #[inline]
-    pub(crate) fn record(
-        &self,
-        segment: &Segment,
-        index: u32,
-        kind: Kind,
-        line: u64,
-        generation: u64,
-    ) {
-        self.entry(segment, index)
-            .record(self.me.epoch, kind, line, generation);
-    }
-
     /// Changes the kind of an own entry.
     #[inline]
     pub(crate) fn set(&self, segment: &Segment, index: u32, kind: Kind) {

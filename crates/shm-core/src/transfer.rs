@@ -16,7 +16,6 @@ use crate::layout::LINE;
 use crate::lease::{Kind, Ticket};
 use crate::message::{Arrived, Entries, Entry, FEW, Incoming, Outgoing, parse_into};
 use crate::object::{Array, ArrayRef, Object};
-use departure::Departure;
 
 /// What a put came to. The message is still the caller's unless it is `Done`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +117,7 @@ impl Object {
         if !message.pins.is_empty() {
             return self.put_cell_with_handles(&cells, message);
         }
-        Departure::check(self, message)?;
+        departure::check(self, message)?;
         let pos = match claim(&cells, self.arena().me())? {
             Ok(pos) => pos,
             Err(not_now) => return Ok(not_now),
@@ -138,30 +137,20 @@ impl Object {
         cells: &Cells<ArrayRef<'_>>,
         message: &mut Outgoing,
     ) -> Result<Put> {
-        let mut departure = Departure::default();
-        departure.prepare(self, message)?;
-        let pos = match claim(cells, self.arena().me()) {
-            Ok(Ok(pos)) => pos,
-            other => {
-                departure.cancel(self);
-                return other.map(|not_now| not_now.map_or_else(|put| put, Put::Done));
-            }
+        departure::prepare(self, message)?;
+        let pos = match claim(cells, self.arena().me())? {
+            Ok(pos) => pos,
+            Err(not_now) => return Ok(not_now),
         };
         crate::failpoint!("put.claimed");
         cells.write(pos, &message.payload);
         crate::failpoint!("put.written");
         let ticket = ticket(&cells.0, pos);
-        if let Err(error) = departure.give(self, &message.pins, Kind::Giving, ticket) {
-            cells.abandon(pos);
-            departure.cancel(self);
-            // Producers may wait for this cell, consumers for this position.
-            self.notify_all();
-            return Err(error);
-        }
+        departure::give(self, &message.pins, Kind::Giving, ticket);
         crate::failpoint!("put.giving");
         cells.publish(pos);
         crate::failpoint!("put.published");
-        departure.done(self, message);
+        departure::done(self, message);
         Ok(Put::Done(pos))
     }
 
@@ -177,7 +166,7 @@ impl Object {
         if !message.pins.is_empty() {
             return self.put_lane_with_handles(&at, message);
         }
-        Departure::check(self, message)?;
+        departure::check(self, message)?;
         at.cell.write(&message.payload);
         crate::failpoint!("lane.put.written");
         crate::failpoint!("lane.put.giving");
@@ -194,23 +183,18 @@ impl Object {
         at: &At<'_, ArrayRef<'_>>,
         message: &mut Outgoing,
     ) -> Result<Put> {
-        let mut departure = Departure::default();
-        departure.prepare(self, message)?;
+        departure::prepare(self, message)?;
         at.cell.write(&message.payload);
         crate::failpoint!("lane.put.written");
         let ticket = at.ticket();
-        if let Err(error) = departure.give(self, &message.pins, Kind::GivingLane, ticket) {
-            departure.cancel(self);
-            return Err(error);
-        }
+        departure::give(self, &message.pins, Kind::GivingLane, ticket);
         crate::failpoint!("lane.put.giving");
         if !at.publish() {
-            departure.take_back(self, &message.pins);
-            departure.cancel(self);
+            departure::take_back(self, &message.pins);
             return Ok(Put::Closed);
         }
         crate::failpoint!("lane.put.published");
-        departure.done(self, message);
+        departure::done(self, message);
         Ok(Put::Done(at.pos))
     }
 

@@ -199,7 +199,13 @@ fn who_is_killed_while_it_sends_one_more_reference_leaves_none() {
         let put = queue.try_put(0, &mut answer).unwrap();
         unreachable!("{put:?} with {kept:?}");
     }
-    for label in ["block.share.entering", "put.giving", "put.published"] {
+    for label in [
+        "block.share.entering",
+        "block.share.counted",
+        "put.claimed",
+        "put.giving",
+        "put.published",
+    ] {
         let root = arena();
         let letters = queue(&root, 1);
         let mut letter = message::encode(&root, shared(&root)).unwrap();

@@ -76,22 +76,25 @@ fn one_reference_too_many_is_an_error_and_the_message_stays_the_senders() {
     let arena = arena();
     let queue = queue(&arena, 2);
     let shared = Tensor::<u8>::full_in(&arena, [4], 5).unwrap().freeze();
-    let mut message = message::encode(&arena, vec![shared; 2]).unwrap();
+    let mut message = message::encode(&arena, vec![shared; 3]).unwrap();
     let (line, generation) = (message.pins[0].held.line, message.pins[0].held.generation);
     let word = arena.segment().word(line * LINE + counted::WORD);
-    for count in [COUNT_MAX - 1, COUNT_MAX] {
+    let full = Counted::new(generation, COUNT_MAX).to_word();
+    // It needs two references more, since it has one for all three; with room for one it keeps that, and asks for one again.
+    for count in [COUNT_MAX, COUNT_MAX - 1] {
         let counted = Counted::new(generation, count).to_word();
         word.store(counted, Ordering::SeqCst);
         for array in [0, 1] {
-            let full = queue.try_put(array, &mut message);
-            assert_eq!(kind(full), ErrorKind::CountOverflow);
-            assert_eq!(word.load(Ordering::SeqCst), counted);
+            let refused = queue.try_put(array, &mut message);
+            assert_eq!(kind(refused), ErrorKind::CountOverflow);
+            assert_eq!(word.load(Ordering::SeqCst), full);
         }
     }
     let opened = Held::open(&arena, line, generation);
     assert_eq!(kind(opened), ErrorKind::CountOverflow);
-    word.store(Counted::new(generation, 1).to_word(), Ordering::SeqCst);
-    // The cells that had been claimed are void, and the next one is used.
+    word.store(Counted::new(generation, 2).to_word(), Ordering::SeqCst);
+    // Nothing was claimed for what could not be sent.
+    assert!(queue.holds_nothing() && queue.traffic() == (0, 0));
     for array in [0, 1] {
         let mut copy = message.duplicate().unwrap();
         assert!(matches!(

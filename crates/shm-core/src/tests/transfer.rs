@@ -376,9 +376,8 @@ fn one_who_died_trying_to_take_a_slot_does_not_free_that_of_the_one_who_got_it()
     let word = root.segment().word(line * crate::layout::LINE);
     let free = crate::line::Counted::from_word(word.load(core::sync::atomic::Ordering::SeqCst));
     let lease = other.leases().reserve(other.segment()).unwrap();
-    other.leases().record(
-        other.segment(),
-        lease,
+    other.leases().entry(other.segment(), lease).record(
+        other.me().epoch,
         crate::lease::Kind::Alloc,
         line,
         free.next_generation(),

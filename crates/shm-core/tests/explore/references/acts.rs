@@ -39,7 +39,12 @@ impl References {
     pub(super) fn perform(&self, process: usize, local: Local) -> Result<Local, String> {
         let role = self.config.users.get(process).copied();
         let act = match local.act {
-            Act::Make { .. } | Act::Open | Act::Drop { .. } | Act::Forget { .. } => {
+            Act::Make { .. }
+            | Act::Open
+            | Act::Share { .. }
+            | Act::Return { .. }
+            | Act::Drop { .. }
+            | Act::Forget { .. } => {
                 return self.own(process, local, role);
             }
             Act::Take { .. }
@@ -65,6 +70,9 @@ impl References {
         match local.act {
             Act::Make { line } => go(match self.make(process, me, line) {
                 Some(held) if role == Some(Role::Loaner) => Act::Drop { held },
+                Some(held) if role == Some(Role::Sharer) && !self.is(Variant::CountLate) => {
+                    Act::Share { held }
+                }
                 Some(held) => Act::Claim { held },
                 None if self.config.slots => Act::Make {
                     line: (line + 1) % self.config.lines as u8,
@@ -90,7 +98,7 @@ impl References {
                 })
             }
             Act::Forget { held } => {
-                // As `Departure::done`.
+                // As `departure::done`.
                 let sharing = role == Some(Role::Sharer);
                 self.entry(process, usize::from(sharing)).clear(me.epoch);
                 if sharing {
@@ -98,6 +106,18 @@ impl References {
                 } else {
                     Ok(self.next_round(process, local))
                 }
+            }
+            Act::Share { held } => {
+                // As `Held::separate`.
+                let reference = (held.line.into(), held.generation);
+                let word = self.counted(held.line.into());
+                steps::share(&self.entry(process, 1), me.epoch, reference, word)
+                    .map_err(|refused| gone(held, refused))?;
+                go(Act::Claim { held })
+            }
+            Act::Return { held } => {
+                self.give_back(&self.entry(process, 1), me, held)?;
+                go(Act::Drop { held })
             }
             Act::Drop { held } => {
                 self.give_back(&self.entry(process, 0), me, held)?;
@@ -191,15 +211,6 @@ impl References {
             },
             Act::Write { held, pos } => {
                 self.cells().write(pos, &[named(held); 7]);
-                if sharing && !self.is(Variant::CountLate) {
-                    Act::Count { held, pos }
-                } else {
-                    Act::Give { held, pos }
-                }
-            }
-            Act::Count { held, pos } => {
-                entry.record(me.epoch, Kind::Entering, held.line.into(), held.generation);
-                self.one_more(held)?;
                 Act::Give { held, pos }
             }
             Act::Give { held, pos } => {
@@ -220,20 +231,18 @@ impl References {
                 _ => Act::TakeBack { held, pos },
             },
             Act::TakeBack { held, pos } => {
-                if sharing {
-                    entry.set(Kind::Leaving);
-                    steps::subtract_shared(self.counted(held.line.into()), held.generation);
-                    entry.clear(me.epoch);
-                } else {
-                    entry.set(Kind::Held);
-                }
+                entry.set(Kind::Held);
                 Act::Abandon { held, pos }
             }
             Act::Abandon { held, pos } => {
                 if !self.config.lane {
                     self.cells().abandon(pos);
                 }
-                Act::Drop { held }
+                if sharing {
+                    Act::Return { held }
+                } else {
+                    Act::Drop { held }
+                }
             }
             Act::Publish { held, pos } => {
                 if self.config.lane {
@@ -250,16 +259,12 @@ impl References {
                 }
             }
             Act::CountLate { held } => {
-                self.one_more(held)?;
+                steps::increment(self.counted(held.line.into()), held.generation)
+                    .map_err(|refused| gone(held, refused))?;
                 Act::Forget { held }
             }
             _ => unreachable!("these do nothing"),
         })
-    }
-
-    fn one_more(&self, held: Ref) -> Result<(), String> {
-        steps::increment(self.counted(held.line.into()), held.generation)
-            .map_err(|refused| format!("{held:?} is gone under its holder's hands: {refused:?}"))
     }
 
     fn ticket(&self, entry: &EntryRef<'_, Explored>, epoch: u16, kind: Kind, held: Ref, pos: u64) {
@@ -453,4 +458,8 @@ impl References {
         }
         Ok(())
     }
+}
+
+fn gone(held: Ref, refused: steps::Refused) -> String {
+    format!("{held:?} is gone under its holder's hands: {refused:?}")
 }

@@ -168,14 +168,13 @@ enum Act {
     },
     Open,
     // Sending.
+    Share {
+        held: Ref,
+    },
     Claim {
         held: Ref,
     },
     Write {
-        held: Ref,
-        pos: u64,
-    },
-    Count {
         held: Ref,
         pos: u64,
     },
@@ -194,6 +193,9 @@ enum Act {
     Abandon {
         held: Ref,
         pos: u64,
+    },
+    Return {
+        held: Ref,
     },
     Publish {
         held: Ref,

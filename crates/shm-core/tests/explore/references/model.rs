@@ -77,13 +77,15 @@ impl References {
     fn used(&self, process: &Process<Local>) -> Option<Ref> {
         let untouched = process.log.len() == 0;
         match process.local.act {
-            Act::Claim { held }
+            Act::Share { held }
+            | Act::Claim { held }
             | Act::Write { held, .. }
-            | Act::Count { held, .. }
             | Act::Give { held, .. }
             | Act::Decide { held, .. }
             | Act::Arrive { held } => Some(held),
-            Act::TakeBack { held, .. } | Act::Abandon { held, .. } => Some(held),
+            Act::TakeBack { held, .. } | Act::Abandon { held, .. } | Act::Return { held } => {
+                Some(held)
+            }
             Act::Publish { held, .. } | Act::Drop { held } if untouched => Some(held),
             _ => None,
         }
