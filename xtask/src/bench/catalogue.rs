@@ -4,6 +4,7 @@ use pipeline::Topology;
 use spawn::StartMethod;
 
 use super::attach::{Attach, Map};
+use super::bare;
 use super::blocks::{Act, Blocks, Local};
 use super::cuda::{self, Cuda};
 use super::filling::Filling;
@@ -83,13 +84,12 @@ impl Suite {
                     Box::new(Memcpy),
                     Box::new(FirstTouch),
                 ];
-                subjects
-                    .into_iter()
-                    .map(|subject| Case {
-                        subject,
-                        floor: None,
-                    })
-                    .collect()
+                let itself = |subject| Case {
+                    subject,
+                    floor: None,
+                };
+                let bare = [bare::Bare::Line, bare::Bare::Lane].map(Case::busy);
+                subjects.into_iter().map(itself).chain(bare).collect()
             }
             Suite::Handoff => handoff(),
             Suite::Memory => memory(),

@@ -18,12 +18,12 @@ use crate::Result;
 pub(crate) const ROUND_TRIPS: u64 = 64;
 
 /// A file that both sides map.
-fn connect() -> Result<Connection> {
+pub(crate) fn connect() -> Result<Connection> {
     let file = mapping::file(4096)?;
     Ok(Connection::of(vec![file.try_clone()?], vec![file]))
 }
 
-fn map(link: &Link) -> Result<Words> {
+pub(crate) fn map(link: &Link) -> Result<Words> {
     let [file] = link.descriptors.as_slice() else {
         return Err("needs exactly one descriptor".into());
     };

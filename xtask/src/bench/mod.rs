@@ -1,6 +1,7 @@
 //! Measure hand-overs between two real processes, against the floor of this machine.
 //!
-//! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages),
+//! Suites: `floor` (a cache line between two processes, a raw futex wake, memcpy, the first touch of fresh shared pages, and
+//! messages by hand in lines of their own),
 //! `handoff` (the same payloads by each transport), `queue` (a tensor through a queue, and messages by other crates),
 //! `memory` (making, filling, cloning, sending and dropping tensors, and joining an arena), `pool` (tasks of a pool, against
 //! the round trip of a queue), `pipeline` (from the end of one stage's work to the next stage, four ways, and how near a
@@ -10,6 +11,7 @@
 
 mod arena;
 mod attach;
+mod bare;
 mod blocks;
 mod catalogue;
 mod clock;
