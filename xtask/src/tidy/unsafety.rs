@@ -61,16 +61,16 @@ const ALLOWED: &[(&str, &str)] = &[
         "takes cudarc's streams for the length of a call",
     ),
     (
+        "crates/cuda-ipc/src/lent.rs",
+        "takes a stream over from others",
+    ),
+    (
         "crates/cuda-ipc/src/pinned.rs",
         "copies to a device that read memory of the host later",
     ),
     (
         "crates/cuda-ipc/src/regions.rs",
         "registers memory of the arena with the driver",
-    ),
-    (
-        "crates/cuda-ipc/src/stream.rs",
-        "takes a stream over from others",
     ),
     (
         "crates/cuda-ipc/src/tensor.rs",
