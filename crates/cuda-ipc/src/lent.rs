@@ -9,7 +9,7 @@ use crate::stream::Stream;
 
 /// CUDA's handles of its default streams: the legacy one, and that of a thread.
 const LEGACY: usize = 1;
-const PER_THREAD: usize = 2;
+pub(crate) const PER_THREAD: usize = 2;
 
 fn per_thread() -> Error {
     Error::new(

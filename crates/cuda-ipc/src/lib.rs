@@ -77,6 +77,8 @@ mod stream;
 mod stuck;
 mod tensor;
 mod travel;
+#[cfg(feature = "cudarc")]
+mod used;
 mod using;
 mod visited;
 mod waiting;

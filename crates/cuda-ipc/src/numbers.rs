@@ -82,11 +82,12 @@ pub(crate) fn all() -> Vec<Arc<Awaits>> {
     ALL.lock().clone()
 }
 
-/// What a stream waits for that somebody else made, by the driver's pointer. Nothing is asked of the driver: it may be gone.
+/// What a stream waits for that somebody else made, by the driver's pointer, if anything is known of it. Nothing is asked of
+/// the driver: it may be gone.
 #[cfg(feature = "cudarc")]
-pub(crate) fn awaited_by(device: Device, borrowed: usize) -> Vec<Awaited> {
+pub(crate) fn awaited_by(device: Device, borrowed: usize) -> Option<Vec<Awaited>> {
     let known = known_by(&ALL.lock(), device, borrowed);
-    known.map_or_else(Vec::new, |one| one.all())
+    known.map(|one| one.all())
 }
 
 /// Looks at all streams; called by the thread that watches the arena.

@@ -399,6 +399,12 @@ impl Stream {
             || (self.device() == other.device() && self.as_raw() == other.as_raw())
     }
 
+    /// With which other streams it is ordered by the driver.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn company(&self) -> Arc<crate::company::Company> {
+        self.0.awaits.company.clone()
+    }
+
     /// Whether somebody else made it, and will destroy it.
     pub(crate) fn is_lent(&self) -> bool {
         self.0.raw.as_ref().is_some_and(|raw| !raw.is_owned())

@@ -35,7 +35,7 @@ pub(crate) const TESTS: &[Test] = &tests![
 pub(crate) const SCENES: &[Test] = &tests![no_driver];
 
 /// Counts how often it is dropped.
-struct Owner(Arc<AtomicUsize>);
+pub(crate) struct Owner(pub(crate) Arc<AtomicUsize>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
