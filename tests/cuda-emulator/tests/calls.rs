@@ -170,7 +170,7 @@ fn held_up(driver: Driver, stream: usize) -> u64 {
 }
 
 fn a_blocking_stream_waits_for_another_one_by_way_of_the_default_stream() {
-    let (session, driver) = start();
+    let (_session, driver) = start();
     let [one, two, apart] = [0, 0, 1].map(|flags| driver.stream(flags).unwrap());
     assert_eq!(
         [0, one, apart].map(|it| driver.stream_flags(it)),
