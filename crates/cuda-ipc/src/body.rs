@@ -126,7 +126,7 @@ impl Body {
             ));
         }
         let bytes = geometry.packed_bytes() as u64;
-        hub.drop_owners(false);
+        hub.drop_owners(false, false);
         let memory = Memory::wrap(hub, stream.device(), address, bytes.max(1), owner)?;
         let (block, place) = hub.adopt(memory)?;
         Self::over(hub, block, place, bytes, geometry, stream)

@@ -1,7 +1,7 @@
 //! What a stream does with a tensor's elements: copies on a device, and from one device to another, and zeros.
 
-use crate::awaits::Calm;
 use crate::body::Body;
+use crate::company::Calm;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;

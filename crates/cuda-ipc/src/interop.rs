@@ -8,21 +8,21 @@
 //! device in all other cases.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop,
-    sys,
+    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys,
 };
 use shm_core::{Element, Shape};
 
 use crate::body::Body;
 use crate::device::Device;
-use crate::driver::RawEvent;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lent;
 use crate::shared::SharedDeviceTensor;
 use crate::stream::Stream;
 use crate::tensor::DeviceTensor;
+use crate::used::{self, Used};
 
 /// A device tensor as cudarc reads it; contiguous. Holds the tensor for as long as it lives.
 pub struct CudarcView<'t, T> {
@@ -33,62 +33,8 @@ pub struct CudarcView<'t, T> {
     element: std::marker::PhantomData<&'t T>,
 }
 
-/// An event behind what was done with a view in one stream of cudarc, and those of other streams.
-struct Used {
-    /// The driver's pointer of the stream.
-    stream: usize,
-    event: CudaEvent,
-    next: OnceLock<Box<Self>>,
-}
-
-impl Used {
-    fn new(stream: &CudaStream) -> Result<Self> {
-        Ok(Self {
-            stream: stream.cu_stream().addr(),
-            event: stream.context().new_event(None).map_err(told)?,
-            next: OnceLock::new(),
-        })
-    }
-
-    /// It, and those behind it.
-    fn all(&self) -> impl Iterator<Item = &Self> {
-        std::iter::successors(Some(self), |used| used.next.get().map(|next| &**next))
-    }
-
-    /// What is put into `stream` from now on waits for the event, and so for what the event's stream waits for. One that was
-    /// never recorded is no wait.
-    fn is_waited_for_by(&self, stream: &Stream, device: Device) -> Result<()> {
-        // SAFETY: the event is cudarc's, and lives as long as this.
-        let event = unsafe { RawEvent::made(device.ordinal(), self.event.cu_event().addr()) };
-        stream.wait_behind(&event, crate::numbers::awaited_by(device, self.stream))
-    }
-
-    /// The event for that stream. One for all would say nothing of the stream in which it was recorded before.
-    fn event_in(&self, stream: &CudaStream) -> Result<&CudaEvent> {
-        let mut used = self;
-        while used.stream != stream.cu_stream().addr() {
-            used = match used.next.get() {
-                Some(next) => next,
-                None => {
-                    let made = Box::new(Self::new(stream)?);
-                    // Another thread may have been faster.
-                    used.next.get_or_init(|| made)
-                }
-            };
-        }
-        Ok(&used.event)
-    }
-}
-
 /// A device tensor as cudarc reads and writes it; contiguous. Holds the tensor for as long as it lives.
 pub struct CudarcViewMut<'t, T>(CudarcView<'t, T>);
-
-fn told(error: cudarc::driver::DriverError) -> Error {
-    match crate::error::check("cuEventCreate", error.0 as i32) {
-        Err(error) => error,
-        Ok(()) => Error::new(ErrorKind::Malformed, "cudarc reports an error that is none"),
-    }
-}
 
 /// The device that a stream of cudarc belongs to.
 fn device_of(stream: &CudaStream) -> Result<Device> {
@@ -120,7 +66,7 @@ impl<'t, T: Element> CudarcView<'t, T> {
         body.stream
             .check()
             .map_err(|error| body.using.place.explain(error))?;
-        let used = Used::new(stream)?;
+        let used = Used::new(stream, body.device())?;
         body.using.works_on(&body.stream);
         Ok(Self {
             body,
@@ -137,30 +83,40 @@ impl<'t, T: Element> CudarcView<'t, T> {
         stream: &'a CudaStream,
         writes: bool,
     ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        let waited = (|| {
-            let (device, raw) = (self.body.device(), stream.cu_stream().addr());
-            // SAFETY: it is used in this call only, for which the stream is borrowed.
-            let theirs = unsafe { Stream::from_raw(device, raw) }?;
-            theirs.wait_for(&self.body.stream)?;
-            let mut others = self.used.all().filter(|used| writes && used.stream != raw);
-            others.try_for_each(|used| used.is_waited_for_by(&theirs, device))
-        })();
+        let device = self.body.device();
+        let waited = self.is_waited_for_by(stream, writes);
         if let Err(error) = waited {
             // cudarc has no other way to be told.
             tracing::error!(%error, "a stream of cudarc could not be made to wait for a device tensor");
         }
-        let after = if stream.context().is_managing_stream_synchronization() {
-            match self.used.event_in(stream) {
-                Ok(event) => SyncOnDrop::Record(Some((event, stream))),
-                Err(error) => {
-                    tracing::warn!(%error, "a thread waits for a stream of cudarc, since no event can be made");
-                    SyncOnDrop::Sync(Some(stream))
-                }
+        let after = match self.used.in_stream(stream, device) {
+            Ok(used) => used.record_on_drop(stream, device),
+            Err(error) => {
+                tracing::warn!(%error, "a thread waits for a stream of cudarc, since no event can be made");
+                used::wait_on_drop(stream, device)
             }
-        } else {
-            SyncOnDrop::Sync(Some(stream))
         };
         (self.address, after)
+    }
+}
+
+impl<T> CudarcView<'_, T> {
+    /// What is put into a stream of cudarc from now on waits for the tensor's, and for what was done with the view in others if
+    /// this one `writes`, or they may have.
+    fn is_waited_for_by(&self, stream: &CudaStream, writes: bool) -> Result<()> {
+        let (device, raw) = (self.body.device(), stream.cu_stream().addr());
+        if raw == lent::PER_THREAD {
+            // Of this thread, which waits itself.
+            for used in self.used.all().filter(|used| writes && used.stream != raw) {
+                used.is_waited_for_by(&self.body.stream, device)?;
+            }
+            return self.body.stream.synchronize();
+        }
+        // SAFETY: it is used in this call only, for which the stream is borrowed.
+        let theirs = unsafe { Stream::from_raw(device, raw) }?;
+        theirs.wait_for(&self.body.stream)?;
+        let mut others = self.used.all().filter(|used| writes && used.stream != raw);
+        others.try_for_each(|used| used.is_waited_for_by(&theirs, device))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The driver waits for all that this process has on a device when memory there is given back or closed. A thread that drops
 //! or receives a tensor must not wait for that, and one that holds a lock even less. So what is of no use is left here, or in
-//! the table of what is open; and a thread that there is only as long as there is something to do closes it at a moment when
+//! the table of what is open, as are owners of wrapped memory; and a thread that there is only as long as there is something to do closes it at a moment when
 //! nothing is waited for, as do `collect` and `close`. Where no such moment comes, since streams always wait for other
 //! processes, these waits are held off after a second, for as long as what they wait for comes along, and five seconds at
 //! most.
@@ -175,14 +175,14 @@ impl Drop for Over {
 }
 
 fn work(hub: &'static Hub) {
-    hub.drop_owners(true);
+    let mut owners_stay = hub.drop_owners(true, false);
     hub.leave_stations();
     let begun = Instant::now();
     let mut pause = Duration::from_micros(100);
     let mut holding = Holding::new();
     loop {
         let devices = hub.devices_to_close();
-        if devices.is_empty() || begun.elapsed() > SHIFT {
+        if devices.is_empty() && !owners_stay || begun.elapsed() > SHIFT {
             // Those among it whose last memory was closed.
             hub.leave_stations();
             return;
@@ -196,6 +196,10 @@ fn work(hub: &'static Hub) {
             } else if rest::while_held(device, None, close) == Err(Restless::Still) {
                 of_use = false;
             }
+        }
+        if owners_stay {
+            owners_stay = hub.drop_owners(true, is_late);
+            of_use &= !owners_stay;
         }
         if is_late {
             holding.was_tried(of_use);

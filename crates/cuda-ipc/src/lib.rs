@@ -30,6 +30,7 @@ mod awaits;
 mod body;
 mod bytes;
 mod closing;
+mod company;
 mod copying;
 mod device;
 mod doubt;
@@ -48,6 +49,7 @@ mod lapse;
 mod later;
 mod layout;
 mod ledger;
+mod lent;
 mod mark;
 mod memory;
 #[cfg(test)]
@@ -75,6 +77,8 @@ mod stream;
 mod stuck;
 mod tensor;
 mod travel;
+#[cfg(feature = "cudarc")]
+mod used;
 mod using;
 mod visited;
 mod waiting;

@@ -2,7 +2,8 @@
 //!
 //! *D* records an event for others, and ends in peace or is killed. *B* records something, comes to wait for D's record in
 //! the same stream or in another one, which may have the number of the first, and records something behind that, perhaps with
-//! the same event. The event's origin may record it for something else. *C* waits for one of B's records, and says in the end
+//! the same event. The event's origin may record it for something else. Or B's streams are a company: it waits in the one and
+//! records in the other, which comes to wait for the first if the program puts something into CUDA's default stream. *C* waits for one of B's records, and says in the end
 //! that it has happened or that it is lost; what counts say is judged by the function that the ledger itself uses. Each rule is
 //! left out once, and that has to be noticed.
 
@@ -36,6 +37,10 @@ enum Without {
     Asked,
     /// A stream that has nothing to do waits for nothing, if it was told of all that is listed.
     Told,
+    /// What one stream of a company waits for is listed, and lost, for the others as well.
+    Company,
+    /// It is over when the stream that was told to wait has come behind it, and not when another one has nothing to do.
+    Own,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +50,8 @@ struct Config {
     stops: bool,
     /// Whether B waits in another stream than the one in which it recorded first, and has dropped that.
     other_stream: bool,
+    /// Whether it has not, and the two are ordered by the driver.
+    company: bool,
     /// Whether B records behind its wait with the event that it waited for.
     same_event: bool,
     /// Which of B's records C waits for.
@@ -70,6 +77,8 @@ enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Op {
     Wait,
+    /// For all that the other stream has to do.
+    Behind,
     Record(u8),
 }
 
@@ -149,6 +158,11 @@ impl Config {
         usize::from(self.other_stream)
     }
 
+    /// The stream in which it records after that.
+    fn recording(&self) -> usize {
+        usize::from(self.other_stream && !self.company)
+    }
+
     /// The number under which a record of B is counted.
     fn number_of(&self, state: &State, record: u8) -> usize {
         if record == 2 { state.number } else { 0 }
@@ -208,7 +222,8 @@ impl Config {
             let Some(&op) = from.ops[stream].first() else {
                 continue;
             };
-            let is_held = op == Op::Wait && !from.d_happened;
+            let is_held =
+                op == Op::Wait && !from.d_happened || op == Op::Behind && !from.ops[1].is_empty();
             if is_held || Self::is_gone(from, B) {
                 continue;
             }
@@ -285,9 +300,9 @@ impl Config {
             3 if from.d_marked => step(&|to| {
                 to.b += 1;
                 let is_done = to.count[0] <= to.done[0] || self.without == Without::Numbers;
-                to.number = usize::from(self.other_stream && !is_done);
+                to.number = usize::from(self.other_stream && !self.company && !is_done);
                 to.known = Some((to.d_count, to.count[to.number]));
-                if self.without != Without::List {
+                if !matches!(self.without, Without::List | Without::Company) {
                     to.listed = to.known;
                 }
             }),
@@ -295,11 +310,23 @@ impl Config {
                 to.b += 1;
                 to.ops[waiting].push(Op::Wait);
             }),
-            5 => step(&|to| {
-                to.b += 1;
-                to.ops[waiting].push(Op::Record(2));
-                (to.renewed, to.reused) = (self.same_event, to.reused && !self.same_event);
-            }),
+            5 => {
+                let mut record = |behind: Option<Op>| {
+                    step(&|to| {
+                        to.b += 1;
+                        to.ops[0].extend(behind);
+                        to.ops[self.recording()].push(Op::Record(2));
+                        (to.renewed, to.reused) = (self.same_event, to.reused && !self.same_event);
+                    });
+                };
+                // What waits for an event comes before what is recorded with it.
+                if !(self.company && self.same_event) {
+                    record(None);
+                }
+                if self.company {
+                    record(Some(Op::Behind));
+                }
+            }
             _ if from.ops.iter().all(|ops| ops.is_empty()) => step(&|to| {
                 to.done = to.count;
                 to.lives[B] = Life::Ended;
@@ -313,7 +340,7 @@ impl Config {
         let waiting = self.waiting();
         // The stream that has the number is asked.
         let asked = if from.b > 3 && from.number == 0 {
-            waiting
+            self.recording()
         } else {
             0
         };
@@ -324,7 +351,9 @@ impl Config {
         }
         // It is listed between these two steps, and the stream not told.
         let is_told = from.b != 4 || self.without == Without::Told;
-        if from.ops[waiting].is_empty() && is_told {
+        let is_over =
+            from.ops[waiting].is_empty() || self.without == Without::Own && from.ops[0].is_empty();
+        if is_over && is_told {
             step(&|to| (to.known, to.listed) = (None, None));
         }
         let Some((upto, since)) = from.known.filter(|_| from.b > 4) else {
@@ -346,7 +375,9 @@ impl Config {
             }
             step(&|to| {
                 to.is_lost = true;
-                to.lost[to.number] = lost;
+                if self.without != Without::Company {
+                    to.lost[to.number] = lost;
+                }
             });
         }
     }
@@ -416,13 +447,14 @@ impl Config {
     }
 }
 
-/// One of 64 worlds.
+/// One of 128 worlds.
 fn world(bits: u8, without: Without) -> Config {
     let bit = |at: u8| bits >> at & 1 == 1;
     Config {
         kills: [bit(0), bit(1)],
         stops: bit(2),
-        other_stream: bit(3),
+        other_stream: bit(3) || bit(6),
+        company: bit(6),
         same_event: bit(4),
         wanted: 1 + u8::from(bit(5)),
         without,
@@ -432,8 +464,8 @@ fn world(bits: u8, without: Without) -> Config {
 #[test]
 fn nothing_that_happens_is_called_lost_and_nothing_that_never_does_is_waited_for() {
     let mut states = 0;
-    // Who is killed needs not be stopped as well.
-    for bits in (0..64).filter(|bits| bits & 6 != 6) {
+    // Who is killed needs not be stopped as well, and a company has two streams.
+    for bits in (0..128).filter(|bits| bits & 6 != 6 && bits & 72 != 72) {
         let config = world(bits, Without::Nothing);
         match config.explore() {
             Ok(count) => states += count,
@@ -457,6 +489,8 @@ fn each_rule_that_is_left_out_is_noticed() {
         (Without::DoneBehind, 44, lost),
         (Without::Asked, 33, "waits for ever"),
         (Without::Told, 33, "waits for ever"),
+        (Without::Company, 97, "waits for ever"),
+        (Without::Own, 97, "waits for ever"),
     ] {
         let found = world(bits, without).explore();
         assert_eq!(found, Err(wanted), "{without:?}");

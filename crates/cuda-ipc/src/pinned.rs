@@ -54,7 +54,7 @@ impl<T: Element> PinnedTensor<T> {
             Ok(None)
         } else {
             let range = range.start.addr()..range.end.addr();
-            regions::register(driver, device.ordinal(), &tensor, range).map(Some)
+            regions::register(driver, device, &tensor, range).map(Some)
         };
         let (region, outcome) = match registered {
             Ok(region) => (region, Ok(())),

@@ -3,17 +3,21 @@
 //! A region is the block of a large tensor, or what there is of the chunk that small ones share, and is registered once,
 //! however many tensors are pinned in it. A chunk that has grown since gets another region behind the first. One that is
 //! not needed any more stays registered for the next tensor, as far as [`IDLE`] goes, and until [`collect`](crate::collect).
-//! While it is registered its pages stay what they are: nobody in any process gives them back.
+//! While it is registered its pages stay what they are: nobody in any process gives them back. The driver waits for the
+//! device when one is unregistered, so none is while a stream there waits for another process.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use shm_core::pin::Pin;
 use shm_core::{Element, Tensor};
 
+use crate::device::Device;
 use crate::driver::{Driver, driver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::rest;
 use crate::stats::Pinned;
 
 /// Bytes of regions that are registered and not needed, at most.
@@ -36,7 +40,7 @@ struct Regions {
 #[derive(Debug)]
 struct Region {
     end: usize,
-    device: u32,
+    device: Device,
     /// How many tensors need it.
     tensors: usize,
     pin: Pin,
@@ -48,7 +52,7 @@ struct Region {
 /// What the driver answered; `StillHeld` when too many processes have it pinned, or the tensor lies in two regions.
 pub(crate) fn register<T: Element>(
     driver: &dyn Driver,
-    device: u32,
+    device: Device,
     tensor: &Tensor<T>,
     range: Range<usize>,
 ) -> Result<usize> {
@@ -108,7 +112,7 @@ impl Regions {
     fn add<T: Element>(
         &mut self,
         driver: &dyn Driver,
-        device: u32,
+        device: Device,
         tensor: &Tensor<T>,
         range: Range<usize>,
     ) -> Result<usize> {
@@ -135,13 +139,13 @@ impl Regions {
         let start = before.map_or(base.addr(), |(_, region)| region.end.max(base.addr()));
         if start > range.start || end < range.end {
             return Err(refuse(
-                "the tensor lies across the end of a region that is registered and in use",
+                "the tensor lies across the end of a region that is registered, and in use or to be unregistered when no stream waits for another process",
             ));
         }
         let at = base.with_addr(start);
         // SAFETY: the pages are memory of the arena's mapping, which stays as long as the process; they are committed, and
         // the pin keeps everybody from giving them back before they are unregistered.
-        unsafe { driver.pin(device, at, end - start) }?;
+        unsafe { driver.pin(device.ordinal(), at, end - start) }?;
         let region = Region {
             end,
             device,
@@ -170,16 +174,21 @@ impl Regions {
             .try_for_each(|start| self.unregister(driver, start))
     }
 
+    /// Unregisters a region, if no stream of its device waits for another process now.
     fn unregister(&mut self, driver: &dyn Driver, start: usize) -> Result<()> {
-        let Some(region) = self.by_start.remove(&start) else {
+        let Some(region) = self.by_start.get(&start) else {
             return Ok(());
         };
-        let address = std::ptr::without_provenance_mut(start);
-        if let Err(error) = driver.unpin(region.device, address) {
+        let (device, address) = (region.device, std::ptr::without_provenance_mut(start));
+        let unpin = || driver.unpin(device.ordinal(), address);
+        let Some(outcome) = rest::while_calm(device, Some(Instant::now()), unpin) else {
+            return Ok(());
+        };
+        let region = self.by_start.remove(&start);
+        if outcome.is_err() {
             // Perhaps the device still reads it: its pages stay.
-            std::mem::forget(region.pin);
-            return Err(error);
+            std::mem::forget(region.map(|region| region.pin));
         }
-        Ok(())
+        outcome
     }
 }

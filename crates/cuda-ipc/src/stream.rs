@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use shm_core::Arena;
 
-use crate::awaits::{Awaits, Calm};
+use crate::awaits::Awaits;
+use crate::company::Calm;
 use crate::device::{Device, of_device};
 use crate::doubt::Record;
 use crate::driver::{Driver, RawEvent, RawStream, check_not_forked};
@@ -57,11 +58,11 @@ impl Stream {
     pub fn new(device: Device) -> Result<Self> {
         let driver = of_device()?;
         let raw = driver.new_stream(device.ordinal())?;
-        Ok(Self::over(driver, device, raw, None))
+        Self::over(driver, device, raw, None)
     }
 
-    /// The default stream of a device in this process: where tensors are made and received unless told otherwise. It is
-    /// ordered with CUDA's own default stream.
+    /// The default stream of a device in this process: where tensors are made and received unless told otherwise. It is not
+    /// CUDA's own default stream, and not ordered with that: see [`legacy`](Self::legacy).
     ///
     /// # Errors
     /// What the driver answers, the first time.
@@ -82,41 +83,30 @@ impl Stream {
         Ok(stream)
     }
 
-    /// A stream that somebody else made, as cudarc or a library in C.
-    ///
-    /// # Safety
-    /// `raw` is a `CUstream` of that device, and is not destroyed before everything that uses it is gone: this handle, its
-    /// clones, and the tensors on it.
-    ///
-    /// # Errors
-    /// When there is no driver.
-    pub unsafe fn from_raw(device: Device, raw: usize) -> Result<Self> {
-        let driver = of_device()?;
-        // SAFETY: the caller keeps the same contract.
-        let borrowed = unsafe { RawStream::borrowed(device.ordinal(), raw) };
-        Ok(Self::over(driver, device, borrowed, Some(raw)))
-    }
-
-    fn over(
+    /// One that was made here, or is `borrowed` by that pointer.
+    pub(crate) fn over(
         driver: &'static dyn Driver,
         device: Device,
         raw: RawStream,
         borrowed: Option<usize>,
-    ) -> Self {
+    ) -> Result<Self> {
+        // Those of this crate are not.
+        let is_blocking = || Ok(borrowed.is_some() && driver.is_blocking(&raw)?);
+        let awaits = crate::numbers::of(driver, device, borrowed, is_blocking)?;
         let inner = Arc::new(Inner {
             driver,
             device,
             raw: Some(raw),
             scratch: Mutex::new(None),
             spare: Mutex::default(),
-            awaits: crate::numbers::of(driver, device, borrowed),
+            awaits,
         });
         inner.awaits.belongs_to(&inner);
         let mut all = ALL.lock();
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&inner));
         drop(all);
-        Self(inner)
+        Ok(Self(inner))
     }
 
     /// All streams that live.
@@ -407,6 +397,12 @@ impl Stream {
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
             || (self.device() == other.device() && self.as_raw() == other.as_raw())
+    }
+
+    /// With which other streams it is ordered by the driver.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn company(&self) -> Arc<crate::company::Company> {
+        self.0.awaits.company.clone()
     }
 
     /// Whether somebody else made it, and will destroy it.

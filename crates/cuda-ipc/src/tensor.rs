@@ -144,7 +144,8 @@ impl<T: Element> DeviceTensor<T> {
     /// Memory that somebody else made as a tensor, without a copy: `address` is where its elements lie, in row-major order,
     /// on the device of `stream`, in whose order they were written. `owner` is dropped when nobody in any process uses the
     /// tensor any more: when the next piece is wrapped, with [`collect`](crate::collect), or else within about half a second, on
-    /// a thread of this crate.
+    /// a thread of this crate. It is not dropped while a stream of the device waits for another process, since whoever gives
+    /// memory back waits for all streams; they are held off after a second.
     ///
     /// # Errors
     /// `NotExportable` when the driver has no handle for such memory, as for cudarc's `CudaSlice`, which is of a memory pool:

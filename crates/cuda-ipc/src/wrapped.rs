@@ -5,10 +5,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::hub::Hub;
 use crate::memory::Memory;
 use crate::place::Place;
+use crate::rest;
 use crate::stuck;
 
 impl Hub {
@@ -24,18 +26,38 @@ impl Hub {
     }
 
     /// Drops the owners of what nobody uses any more, and on which all work is done: asked without waiting. Who has it open is
-    /// asked to close it.
-    pub(crate) fn drop_owners(&self, all: bool) {
+    /// asked to close it. An owner gives memory back, for which the driver waits for all streams of the device, so none of
+    /// these may wait for another process then; `held`: they are kept from it until they do not. Whether some of it stays
+    /// because they do.
+    pub(crate) fn drop_owners(&self, all: bool, held: bool) -> bool {
+        let mut stays = false;
         for pool in self.pools() {
-            let gone = pool.lock().take_wrapped(all, |memory| {
+            let Some(device) = pool.lock().device() else {
+                continue;
+            };
+            let may_go = |memory: &Arc<Memory>| {
                 if memory.is_open_elsewhere() {
                     memory.retire(self);
                     return false;
                 }
                 self.is_done_with(memory)
+            };
+            let mut is_any = false;
+            pool.lock().take_wrapped(all, |memory| {
+                is_any |= may_go(memory);
+                false
             });
-            for memory in gone {
-                // Of whoever made it: it is no business of who happens to come by.
+            if !is_any {
+                continue;
+            }
+            let take = || pool.lock().take_wrapped(true, may_go);
+            let gone = match held {
+                true => rest::while_held(device, None, take).ok(),
+                false => rest::while_calm(device, Some(Instant::now()), take),
+            };
+            stays |= gone.is_none();
+            // Whoever made it may do anything when it goes, and that is no business of who happens to come by.
+            for memory in gone.unwrap_or_default() {
                 if catch_unwind(AssertUnwindSafe(|| self.give_up(&memory))).is_err() {
                     tracing::error!(
                         "the owner of wrapped device memory panicked when it was dropped"
@@ -43,6 +65,7 @@ impl Hub {
                 }
             }
         }
+        stays
     }
 
     fn is_done_with(&self, memory: &Arc<Memory>) -> bool {

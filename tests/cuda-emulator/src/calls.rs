@@ -80,6 +80,7 @@ pub(crate) const NAMES: &[&str] = &[
     "cuStreamCreateWithPriority",
     "cuStreamDestroy_v2",
     "cuStreamGetCtx",
+    "cuStreamGetFlags",
     "cuStreamQuery",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",

@@ -336,6 +336,16 @@ impl Driver {
         Ok(handle)
     }
 
+    /// `cuStreamGetFlags`.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn stream_flags(self, stream: usize) -> Outcome<u32> {
+        let mut flags = 0_u32;
+        call("cuStreamGetFlags", &[stream as u64, out(&mut flags)])?;
+        Ok(flags)
+    }
+
     /// `cuIpcOpenMemHandle_v2`.
     ///
     /// # Errors

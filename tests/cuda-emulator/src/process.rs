@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::board::{self, Access, Board, Kind};
+use crate::board::{self, Access, Board, Kind, Ticket};
 use crate::calls::Call;
 use crate::code::{self, Answer, refuse};
 use crate::context::Context;
@@ -39,6 +39,8 @@ pub(crate) struct Local {
     handles: usize,
     pub(crate) contexts: [Context; board::DEVICES],
     pub(crate) streams: HashMap<usize, Arc<Stream>>,
+    /// What blocking streams had to do, by their device, when they were destroyed.
+    pub(crate) destroyed: Vec<(usize, Ticket)>,
     pub(crate) events: HashMap<usize, Event>,
     pub(crate) space: Space,
     pub(crate) pinned: BTreeMap<usize, Pinned>,
@@ -154,6 +156,7 @@ impl Process {
                 handles: 0,
                 contexts: Default::default(),
                 streams: HashMap::new(),
+                destroyed: Vec::new(),
                 events: HashMap::new(),
                 space: Space::new(serial)?,
                 pinned: BTreeMap::new(),

@@ -137,6 +137,10 @@ impl Stream {
         }
     }
 
+    pub(crate) fn flags(&self) -> u32 {
+        if self.blocking { 0 } else { NON_BLOCKING }
+    }
+
     /// No more comes. What was issued is still done.
     pub(crate) fn close(&self) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -302,6 +306,61 @@ impl Local {
             .collect()
     }
 
+    fn is_default(&self, stream: &Arc<Stream>) -> bool {
+        let default = self.contexts[stream.device].default_stream.as_ref();
+        default.is_some_and(|default| Arc::ptr_eq(default, stream))
+    }
+
+    /// Streams whose work so far comes before what is put into this one next, though nobody says so: the legacy default
+    /// stream comes after the blocking streams of its device, and they after it.
+    fn before(&self, stream: &Arc<Stream>) -> Vec<&Arc<Stream>> {
+        if self.is_default(stream) {
+            let all = self.streams.values();
+            return all
+                .filter(|other| other.blocking && other.device == stream.device)
+                .collect();
+        }
+        let default = self.contexts[stream.device].default_stream.as_ref();
+        default.filter(|_| stream.blocking).into_iter().collect()
+    }
+
+    /// What the legacy default stream waits for, and the manual does not say that it comes after it: what is left of blocking
+    /// streams that were destroyed.
+    fn left_before(&self, stream: &Arc<Stream>) -> Vec<Ticket> {
+        let left = self.destroyed.iter();
+        left.filter(|(device, _)| *device == stream.device && self.is_default(stream))
+            .map(|(_, ticket)| *ticket)
+            .collect()
+    }
+
+    /// What has to be done before a stream is said to be done, besides its own work. The manual does not say whether that of
+    /// the legacy default stream takes in what the blocking ones have to do: so it is waited for, and makes no order.
+    fn unfinished(&self, process: &Process, stream: &Arc<Stream>) -> Vec<Ticket> {
+        let blocking = self.before(stream).into_iter();
+        let blocking = blocking.filter(|_| self.is_default(stream));
+        let mut all: Vec<_> = blocking.map(|other| other.latest(process).0).collect();
+        all.extend(self.left_before(stream));
+        all
+    }
+
+    /// No more comes in a stream; what is in it is still done.
+    pub(crate) fn destroy_stream(&mut self, process: &Process, handle: usize) -> Answer {
+        let Some(stream) = self.streams.remove(&handle) else {
+            return refuse(
+                code::INVALID_HANDLE,
+                "the stream was destroyed, or never was one of this process",
+            );
+        };
+        self.destroyed
+            .retain(|(_, ticket)| process.progress(*ticket) != Progress::Done);
+        if stream.blocking {
+            let (ticket, _) = stream.latest(process);
+            self.destroyed.push((stream.device, ticket));
+        }
+        stream.close();
+        Ok(())
+    }
+
     /// Issues an operation, with `then` told its ticket and its clock while the board is locked.
     pub(crate) fn issue(
         &self,
@@ -310,24 +369,12 @@ impl Local {
         issue: Issue,
         then: impl FnOnce(&mut crate::board::Guard, Ticket, &Clock),
     ) -> (Ticket, Clock) {
-        let default = self.contexts[stream.device].default_stream.as_ref();
-        let is_default = default.is_some_and(|default| Arc::ptr_eq(default, stream));
-        // The default stream comes after the blocking ones, and they after it.
-        let others: Vec<&Arc<Stream>> = match (is_default, stream.blocking) {
-            (true, _) => {
-                let others = self.streams.values();
-                others
-                    .filter(|other| other.blocking && other.device == stream.device)
-                    .collect()
-            }
-            (false, true) => default.into_iter().collect(),
-            (false, false) => Vec::new(),
-        };
+        let others = self.before(stream);
+        let mut after = self.left_before(stream);
         let mut queue = stream.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let mut tables = process.board.lock();
         let mut clock = tables.streams[stream.slot].clock;
         clock.join(&tables.host);
-        let mut after = Vec::new();
         for other in others {
             let row = &tables.streams[other.slot];
             clock.join(&row.clock);
@@ -409,6 +456,34 @@ impl Process {
         for stream in streams {
             self.wait_for(stream.latest(self));
         }
+    }
+
+    /// Waits for everything in a stream.
+    pub(crate) fn synchronize_stream(&'static self, handle: usize) -> Answer {
+        let current = self.current()?;
+        let mut local = self.local();
+        let stream = local.stream(self, handle, current)?;
+        let others = local.unfinished(self, &stream);
+        drop(local);
+        self.wait_for(stream.latest(self));
+        others.into_iter().for_each(|other| self.wait_ticket(other));
+        self.check_device(stream.device)
+    }
+
+    /// Whether everything in a stream is done.
+    pub(crate) fn query_stream(&'static self, handle: usize) -> Answer {
+        let current = self.current()?;
+        let mut local = self.local();
+        let stream = local.stream(self, handle, current)?;
+        let others = local.unfinished(self, &stream);
+        drop(local);
+        let (ticket, clock) = stream.latest(self);
+        let mut all = std::iter::once(ticket).chain(others);
+        if all.any(|ticket| self.progress(ticket) != Progress::Done) {
+            return refuse(code::NOT_READY, "the stream has work left");
+        }
+        self.board.lock().host.join(&clock);
+        Ok(())
     }
 }
 

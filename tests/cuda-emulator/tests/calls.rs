@@ -14,6 +14,8 @@ fn main() -> ExitCode {
         an_event_without_a_record_is_no_wait,
         a_wait_is_for_the_record_at_the_time_of_the_call,
         the_default_stream_and_blocking_streams_wait_for_each_other,
+        a_blocking_stream_waits_for_another_one_by_way_of_the_default_stream,
+        the_default_stream_is_done_when_the_blocking_ones_are,
         copies_from_pageable_memory_are_staged_and_pinned_ones_are_not,
         an_address_that_was_freed_is_given_out_again_and_is_other_memory,
         fresh_memory_is_not_zero,
@@ -154,6 +156,66 @@ fn the_default_stream_and_blocking_streams_wait_for_each_other() {
     let apart = driver.stream(1).unwrap();
     driver.fill_async(at, 5, 8, 0).unwrap();
     driver.fill_async(at, 6, 8, apart).unwrap();
+    assert_eq!(session.reports_of(Kind::Race).len(), 1);
+    driver.synchronize().unwrap();
+}
+
+/// A word for which a stream waits, until it is 1.
+fn held_up(driver: Driver, stream: usize) -> u64 {
+    let word = driver.alloc(8).unwrap();
+    driver.fill_async(word, 0, 8, stream).unwrap();
+    driver.synchronize_stream(stream).unwrap();
+    driver.wait_value(stream, word, 1, 0).unwrap();
+    word
+}
+
+fn a_blocking_stream_waits_for_another_one_by_way_of_the_default_stream() {
+    let (_session, driver) = start();
+    let [one, two, apart] = [0, 0, 1].map(|flags| driver.stream(flags).unwrap());
+    assert_eq!(
+        [0, one, apart].map(|it| driver.stream_flags(it)),
+        [Ok(0), Ok(0), Ok(1)]
+    );
+    let at = driver.alloc(64).unwrap();
+    let fill = |value, stream| driver.fill_async(at + 8 * u64::from(value), value, 8, stream);
+    fill(0, two).unwrap();
+    driver.synchronize_stream(two).unwrap();
+    let word = held_up(driver, one);
+    // Nothing was put into the default stream since: they have nothing to do with each other.
+    fill(1, two).unwrap();
+    driver.synchronize_stream(two).unwrap();
+    fill(2, 0).unwrap();
+    fill(3, two).unwrap();
+    fill(4, apart).unwrap();
+    driver.synchronize_stream(apart).unwrap();
+    assert_eq!(
+        [two, 0].map(|it| driver.query_stream(it)),
+        [Err(Code(600)); 2]
+    );
+    // What is in a stream that is destroyed is waited for all the same.
+    driver.destroy_stream(one).unwrap();
+    fill(5, 0).unwrap();
+    assert_eq!(driver.query_stream(0), Err(Code(600)));
+    driver.write_value(apart, word, 1, 0).unwrap();
+    driver.synchronize_stream(two).unwrap();
+    driver.synchronize().unwrap();
+}
+
+fn the_default_stream_is_done_when_the_blocking_ones_are() {
+    let (session, driver) = start();
+    let [one, two, apart] = [0, 0, 1].map(|flags| driver.stream(flags).unwrap());
+    let at = driver.alloc(8).unwrap();
+    driver.fill_async(at, 1, 8, 0).unwrap();
+    driver.synchronize_stream(0).unwrap();
+    let word = held_up(driver, one);
+    driver.fill_async(at, 2, 8, two).unwrap();
+    assert_eq!(driver.query_stream(0), Err(Code(600)));
+    driver.write_value(apart, word, 1, 0).unwrap();
+    driver.synchronize_stream(0).unwrap();
+    assert_eq!(driver.query_stream(0), Ok(()));
+    // That makes no order, which would hide a wait that is missing.
+    assert!(session.reports_of(Kind::Race).is_empty());
+    driver.fill_async(at, 3, 8, apart).unwrap();
     assert_eq!(session.reports_of(Kind::Race).len(), 1);
     driver.synchronize().unwrap();
 }

@@ -11,6 +11,7 @@ use crate::support::machine;
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_pinned_tensor_is_copied_again_though_a_stream_that_read_it_before_is_lost,
+    memory_of_the_host_stays_registered_while_a_stream_waits_for_the_dead,
     a_view_of_a_copy_comes_though_the_stream_of_the_first_one_is_lost,
     events_of_a_stream_that_is_lost_give_way_to_others,
     an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin,
@@ -38,6 +39,26 @@ fn a_pinned_tensor_is_copied_again_though_a_stream_that_read_it_before_is_lost()
     let mut fresh = Bytes::zeros([3]).unwrap();
     input.copy_to(&mut fresh).unwrap();
     assert_eq!(fresh.to_vec().unwrap(), [8; 3]);
+}
+
+/// The driver waits for the device when it is unregistered.
+fn memory_of_the_host_stays_registered_while_a_stream_waits_for_the_dead() {
+    let session = machine();
+    let host = Tensor::from_slice([3], &[7_u8; 3]).unwrap();
+    drop(PinnedTensor::new(host, Device::new(0).unwrap()).unwrap());
+    let Behind { writer, mine, .. } = behind(&session);
+    dies(writer, &session);
+    cuda_ipc::collect();
+    assert_eq!(cuda_ipc::stats().pinned.regions, 1);
+    assert!(mine.to_vec().is_err());
+    cuda_ipc::collect();
+    assert_eq!(cuda_ipc::stats().pinned.regions, 1);
+    // It is of use again.
+    let host = Tensor::from_slice([3], &[7_u8; 3]).unwrap();
+    let input = PinnedTensor::new(host, Device::new(0).unwrap()).unwrap();
+    let mut there = Bytes::zeros([3]).unwrap();
+    input.copy_to(&mut there).unwrap();
+    assert_eq!(there.to_vec().unwrap(), [7; 3]);
 }
 
 fn a_view_of_a_copy_comes_though_the_stream_of_the_first_one_is_lost() {

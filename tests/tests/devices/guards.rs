@@ -56,6 +56,10 @@ fn each_guard_that_is_left_out_is_missed_by_a_test() {
             "work_of_a_killed_process_is_not_told_gone_within_its_time",
         ),
         (
+            "company",
+            "what_would_stay_behind_another_blocking_stream_is_not_sent",
+        ),
+        (
             "device",
             "devices_travel_by_what_they_are_called_everywhere",
         ),

@@ -63,7 +63,10 @@ pub(crate) fn dies(mut writer: SpawnContext<()>, session: &Session) {
 }
 
 /// Receives one tensor, says so, and then what reading it answers.
-fn read_one(_rank: usize, (from, said): (Receiver<Bytes>, Sender<String>)) -> tensormp::Result<()> {
+pub(crate) fn read_one(
+    _rank: usize,
+    (from, said): (Receiver<Bytes>, Sender<String>),
+) -> tensormp::Result<()> {
     let tensor = from.get()?;
     said.put("received".to_owned())?;
     said.put(match tensor.to_vec() {

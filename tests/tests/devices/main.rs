@@ -9,6 +9,7 @@ mod dying;
 mod given_up;
 mod guards;
 mod hostile;
+mod legacy;
 mod lifetime;
 mod lost;
 mod order;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         closing::TESTS,
         lost::TESTS,
         given_up::TESTS,
+        legacy::TESTS,
         dying::TESTS,
         peace::TESTS,
         rules::TESTS,

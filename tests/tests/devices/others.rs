@@ -1,5 +1,6 @@
 //! Memory that somebody else made, cudarc's views, pinned tensors, slots that go round, forks, and machines without a driver.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use crate::support::{all_is_well, machine, no_memory_is_left, slow_machine, with
 pub(crate) const TESTS: &[Test] = &tests![
     memory_of_others_is_sent_without_a_copy_and_given_back_at_the_end,
     who_wraps_piece_after_piece_gets_those_back_that_nobody_uses,
+    an_owner_of_memory_is_dropped_though_streams_always_wait_for_others,
     memory_of_a_pool_is_refused_with_the_reason_and_can_be_copied,
     cudarc_reads_and_writes_device_tensors_in_order,
     cudarcs_slices_become_device_tensors,
@@ -35,7 +37,7 @@ pub(crate) const TESTS: &[Test] = &tests![
 pub(crate) const SCENES: &[Test] = &tests![no_driver];
 
 /// Counts how often it is dropped.
-struct Owner(Arc<AtomicUsize>);
+pub(crate) struct Owner(pub(crate) Arc<AtomicUsize>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
@@ -102,6 +104,45 @@ fn who_wraps_piece_after_piece_gets_those_back_that_nobody_uses() {
         piece.unwrap().clear().unwrap();
         stream.synchronize().unwrap();
     }
+    no_memory_is_left(session);
+}
+
+fn an_owner_of_memory_is_dropped_though_streams_always_wait_for_others() {
+    /// Writes one tensor after the other.
+    fn write(_rank: usize, to: Sender<DeviceTensor<u8>>) -> tensormp::Result<()> {
+        let source = DeviceTensor::from_slice([100], &[5_u8; 100])?;
+        loop {
+            let mut tensor = DeviceTensor::zeros([100])?;
+            tensor.copy_from(&source)?;
+            if to.put(tensor).is_err() {
+                return Ok(());
+            }
+        }
+    }
+    let session = with(&Knobs::new().delay(Duration::from_millis(10)));
+    let (sender, receiver) = Queue::bounded(2).unwrap().split();
+    let mut writer = spawn(write, sender, 1).unwrap();
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let side = Stream::new(Device::new(0).unwrap()).unwrap();
+    let address = driver.alloc(64).unwrap();
+    let dropped = Arc::new(AtomicUsize::new(0));
+    // SAFETY: the memory is there as long as its owner.
+    let piece =
+        unsafe { DeviceTensor::<u8>::wrap_raw(&side, [64], address, Owner(dropped.clone())) };
+    let mut piece = Some(piece.unwrap());
+    let mut all = VecDeque::new();
+    // The next few are received before the eldest is read.
+    while dropped.load(Ordering::Relaxed) == 0 {
+        all.push_back(receiver.get().unwrap());
+        if all.len() > 3 {
+            drop(piece.take());
+            assert_eq!(all.pop_front().unwrap().to_vec().unwrap(), [5; 100]);
+        }
+    }
+    drop((receiver, all));
+    writer.join().unwrap();
+    driver.free(address).unwrap();
     no_memory_is_left(session);
 }
 

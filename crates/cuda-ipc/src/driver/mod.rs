@@ -114,12 +114,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Sets bytes, in the order of `stream`.
     fn fill(&self, stream: &RawStream, to: u64, value: u8, bytes: u64) -> Result<()>;
 
-    /// A new stream.
+    /// A new stream, which the driver orders with no other by itself.
     fn new_stream(&self, device: u32) -> Result<RawStream>;
     /// Destroys a stream; what is in it still runs.
     fn drop_stream(&self, stream: RawStream) -> Result<()>;
     /// Waits until everything in a stream is done. The calling thread sleeps.
     fn synchronize(&self, stream: &RawStream) -> Result<()>;
+    /// Whether the driver orders a stream with others of its device by itself: asked without waiting. Where it cannot tell,
+    /// it is so.
+    fn is_blocking(&self, stream: &RawStream) -> Result<bool>;
     /// Whether everything in a stream is done: asked without waiting.
     fn is_idle(&self, stream: &RawStream) -> Result<bool>;
 

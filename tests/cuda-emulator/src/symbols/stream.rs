@@ -1,8 +1,7 @@
 //! Streams, and what they do besides copies.
 
 use super::driver_calls;
-use crate::board::Progress;
-use crate::code::{self, invalid, refuse};
+use crate::code::invalid;
 use crate::context;
 use crate::raw::{HostFunction, Out};
 use crate::stream::{Issue, Stream, Work};
@@ -34,29 +33,21 @@ driver_calls! {
 
     fn cuStreamDestroy_v2(process, call, stream: usize) {
         process.current()?;
-        match process.local().streams.remove(&stream) {
-            Some(stream) => stream.close(),
-            None => return refuse(code::INVALID_HANDLE, "the stream was destroyed, or never was one of this process"),
-        }
-        Ok(())
+        process.local().destroy_stream(process, stream)
     }
 
     fn cuStreamSynchronize(process, call, stream: usize) {
-        let current = process.current()?;
-        let stream = process.local().stream(process, stream, current)?;
-        process.wait_for(stream.latest(process));
-        process.check_device(stream.device)
+        process.synchronize_stream(stream)
     }
 
     fn cuStreamQuery(process, call, stream: usize) {
+        process.query_stream(stream)
+    }
+
+    fn cuStreamGetFlags(process, call, stream: usize, flags: Out<u32>) {
         let current = process.current()?;
         let stream = process.local().stream(process, stream, current)?;
-        let (ticket, clock) = stream.latest(process);
-        if process.progress(ticket) != Progress::Done {
-            return refuse(code::NOT_READY, "the stream has work left");
-        }
-        process.board.lock().host.join(&clock);
-        Ok(())
+        flags.set(stream.flags())
     }
 
     fn cuStreamGetCtx(process, call, stream: usize, context: Out<usize>) {

@@ -218,6 +218,10 @@ impl Driver for Cuda {
         self.stream_synchronize(stream)
     }
 
+    fn is_blocking(&self, stream: &RawStream) -> Result<bool> {
+        self.stream_is_blocking(stream)
+    }
+
     fn is_idle(&self, stream: &RawStream) -> Result<bool> {
         self.stream_query(stream)
     }

@@ -8,6 +8,8 @@ use super::memory::raw;
 use crate::driver::{RawEvent, RawStream};
 use crate::error::{Result, check};
 
+/// The flag of a stream that is not ordered with the legacy default stream.
+const NON_BLOCKING: u32 = 1;
 /// Event flags: no time stamps, and for other processes too.
 const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
@@ -19,9 +21,12 @@ impl Cuda {
         let _entered = self.enter(device)?;
         let create = self.symbols.stream_create()?;
         let mut stream = ptr::null_mut();
-        // Flag 0: ordered with the default stream of whoever else uses the device in this process.
+        // A blocking one would wait for what whoever else uses the device puts into the legacy default stream, and that for
+        // what this one waits for: a process that was killed would hold up all of them, and nobody would know.
         // SAFETY: it writes a pointer to where one is.
-        check("cuStreamCreate", unsafe { create(&raw mut stream, 0) })?;
+        check("cuStreamCreate", unsafe {
+            create(&raw mut stream, NON_BLOCKING)
+        })?;
         Ok(RawStream {
             device,
             raw: stream.addr(),
@@ -37,6 +42,23 @@ impl Cuda {
         let destroy = self.symbols.stream_destroy()?;
         // SAFETY: the stream is ours, and its one handle ends here.
         check("cuStreamDestroy_v2", unsafe { destroy(raw(&stream)) })
+    }
+
+    pub(super) fn stream_is_blocking(&self, stream: &RawStream) -> Result<bool> {
+        // The default stream itself.
+        if stream.raw == 0 {
+            return Ok(true);
+        }
+        let _entered = self.enter(stream.device)?;
+        let Ok(get) = self.symbols.stream_flags() else {
+            return Ok(true);
+        };
+        let mut flags = 0;
+        // SAFETY: the stream lives, as its handle does, and a number is written to where one is.
+        check("cuStreamGetFlags", unsafe {
+            get(raw(stream), &raw mut flags)
+        })?;
+        Ok(flags & NON_BLOCKING == 0)
     }
 
     pub(super) fn stream_synchronize(&self, stream: &RawStream) -> Result<()> {

@@ -129,6 +129,7 @@ symbols! {
     set_bytes b"cuMemsetD8Async\0" (u64, u8, usize, Stream);
     stream_create b"cuStreamCreate\0" (*mut Stream, c_uint);
     stream_destroy b"cuStreamDestroy_v2\0" (Stream);
+    stream_flags b"cuStreamGetFlags\0" (Stream, *mut c_uint);
     stream_synchronize b"cuStreamSynchronize\0" (Stream);
     stream_query b"cuStreamQuery\0" (Stream);
     stream_wait b"cuStreamWaitEvent\0" (Stream, Event, c_uint);

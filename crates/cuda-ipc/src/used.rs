@@ -1,0 +1,161 @@
+//! What cudarc's streams do with a view of a tensor: an event behind it, for each of them.
+//!
+//! cudarc has two ways to be told that a use is over: it records an event, but only in a context that tracks events and has
+//! made a stream, which is not so by default; or the thread waits for the stream. A thread that waited could do so for ever,
+//! behind a process that was killed. So the event is recorded by way of a context of this crate, which stands for the same
+//! context of the driver and does track events, whatever the program told its own.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, SyncOnDrop};
+use parking_lot::Mutex;
+
+use crate::company::Company;
+use crate::device::Device;
+use crate::driver::RawEvent;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stream::Stream;
+
+/// An event behind what was done with a view in one stream of cudarc, and those of other streams.
+pub(crate) struct Used {
+    /// The driver's pointer of the stream.
+    pub(crate) stream: usize,
+    event: CudaEvent,
+    /// The stream, in a context that records; none where it is of a context that is no device's primary one.
+    through: Option<Arc<CudaStream>>,
+    /// With which other streams it is ordered by the driver.
+    company: Arc<Company>,
+    next: OnceLock<Box<Self>>,
+}
+
+impl Used {
+    pub(crate) fn new(stream: &CudaStream, device: Device) -> Result<Self> {
+        let raw = stream.cu_stream().addr();
+        // SAFETY: it is used in this call only, for which the stream is borrowed.
+        let company = match unsafe { Stream::from_raw(device, raw) } {
+            Ok(theirs) => theirs.company(),
+            // That of this thread takes part as well.
+            Err(_) => Company::of_blocking(device),
+        };
+        let recording = recording(device)?;
+        let is_same = *recording.context == **stream.context();
+        let through = is_same.then(|| {
+            // SAFETY: it is a stream of that context, and is used while the program's own is borrowed.
+            unsafe { recording.context.wrap_borrowed_stream(stream.cu_stream()) }
+        });
+        let context = match is_same {
+            true => &recording.context,
+            false => stream.context(),
+        };
+        Ok(Self {
+            stream: raw,
+            event: context.new_event(None).map_err(told)?,
+            through,
+            company,
+            next: OnceLock::new(),
+        })
+    }
+
+    /// It, and those behind it.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |used| used.next.get().map(|next| &**next))
+    }
+
+    /// What is put into `stream` from now on waits for the event, and so for what the event's stream waits for. One that was
+    /// never recorded is no wait.
+    pub(crate) fn is_waited_for_by(&self, stream: &Stream, device: Device) -> Result<()> {
+        // SAFETY: the event is cudarc's, and lives as long as this.
+        let event = unsafe { RawEvent::made(device.ordinal(), self.event.cu_event().addr()) };
+        let awaited = crate::numbers::awaited_by(device, self.stream);
+        stream.wait_behind(&event, awaited.unwrap_or_else(|| self.company.all()))
+    }
+
+    /// That of a stream. One event for all would say nothing of the stream in which it was recorded before.
+    pub(crate) fn in_stream(&self, stream: &CudaStream, device: Device) -> Result<&Self> {
+        let mut used = self;
+        while used.stream != stream.cu_stream().addr() {
+            used = match used.next.get() {
+                Some(next) => next,
+                None => {
+                    let made = Box::new(Self::new(stream, device)?);
+                    // Another thread may have been faster.
+                    used.next.get_or_init(|| made)
+                }
+            };
+        }
+        Ok(used)
+    }
+
+    /// The event is recorded behind the use, when that is over.
+    pub(crate) fn record_on_drop<'a>(
+        &'a self,
+        stream: &'a CudaStream,
+        device: Device,
+    ) -> SyncOnDrop<'a> {
+        match &self.through {
+            Some(through) => {
+                // An error of an earlier use, which would be the answer to this one.
+                if let Err(error) = through.context().check_err().map_err(told) {
+                    tracing::error!(%error, "a use of a device tensor by cudarc was not recorded");
+                }
+                SyncOnDrop::Record(Some((&self.event, through)))
+            }
+            None if stream.context().is_managing_stream_synchronization() => {
+                SyncOnDrop::Record(Some((&self.event, stream)))
+            }
+            None => wait_on_drop(stream, device),
+        }
+    }
+}
+
+/// The thread waits for the stream when the use is over. Not for one that will never go on: nor will what uses the tensor.
+pub(crate) fn wait_on_drop(stream: &CudaStream, device: Device) -> SyncOnDrop<'_> {
+    let raw = stream.cu_stream().addr();
+    // SAFETY: it is used in this call only, for which the stream is borrowed.
+    let calm = unsafe { Stream::from_raw(device, raw) }.and_then(|theirs| theirs.gate().map(drop));
+    match calm {
+        Ok(()) => SyncOnDrop::Sync(Some(stream)),
+        Err(error) => {
+            tracing::error!(%error, "a stream of cudarc that uses a device tensor is not waited for");
+            SyncOnDrop::Sync(None)
+        }
+    }
+}
+
+/// A context that records events.
+struct Recording {
+    context: Arc<CudaContext>,
+    /// As long as it has one.
+    _stream: Arc<CudaStream>,
+}
+
+/// That of a device, made once.
+fn recording(device: Device) -> Result<Arc<Recording>> {
+    static ALL: Mutex<Option<HashMap<Device, Arc<Recording>>>> = Mutex::new(None);
+    let mut all = ALL.lock();
+    let all = all.get_or_insert_default();
+    if let Some(known) = all.get(&device) {
+        return Ok(known.clone());
+    }
+    let context = CudaContext::new(device.ordinal() as usize).map_err(told)?;
+    // The first stream of a context that tracks events waits for all that the device has to do.
+    // SAFETY: nothing was made in this context.
+    unsafe { context.disable_event_tracking() };
+    let stream = context.new_stream().map_err(told)?;
+    // SAFETY: as above, besides a stream.
+    unsafe { context.enable_event_tracking() };
+    let made = Arc::new(Recording {
+        context,
+        _stream: stream,
+    });
+    all.insert(device, made.clone());
+    Ok(made)
+}
+
+fn told(error: DriverError) -> Error {
+    match crate::error::check("cuEventCreate", error.0 as i32) {
+        Err(error) => error,
+        Ok(()) => Error::new(ErrorKind::Malformed, "cudarc reports an error that is none"),
+    }
+}
