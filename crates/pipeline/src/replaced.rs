@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use shm_core::Arena;
 use shm_core::clock::now_ns;
+use shm_core::patience::Patience;
 use spawn::Group;
 
 use crate::board::State;
@@ -124,11 +125,11 @@ impl Replaced {
 impl Runner {
     /// A process is gone that had brought everything home: it is not missed. Whether that is so.
     pub(crate) fn had_returned(&mut self, rank: usize) -> bool {
-        let since = Instant::now();
+        let mut wait = Patience::new(PATIENCE);
         loop {
             self.hear();
             let is_on_its_way = || self.wiring.board.has_brought(rank as u32);
-            if self.brought[rank].is_some() || !is_on_its_way() || since.elapsed() > PATIENCE {
+            if self.brought[rank].is_some() || !is_on_its_way() || wait.is_over(Instant::now()) {
                 break;
             }
             // Another is in the middle of sending something before it: it is slow, or dead.
