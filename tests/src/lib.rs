@@ -11,8 +11,8 @@ mod receipts;
 pub use harness::{Test, allow_leaks, main, main_with_scenes, play};
 pub use keeper::Keeper;
 pub use look::{
-    children, children_of, exists, kill, name_of, pidfd, resume, see_stopped, stop, wait_for_end,
-    wait_until_asleep,
+    children, children_of, exists, kill, name_of, pidfd, resume, see_stopped, stop, stop_stranger,
+    wait_for_end, wait_until_asleep,
 };
 pub use receipts::{Account, Pen, Receipts, Writer};
 

@@ -72,6 +72,24 @@ pub fn see_stopped(pid: u32) {
     while let Err(Errno::INTR) = waitid(WaitId::Pid(number(pid)), options) {}
 }
 
+/// As [`stop`] for a process that is no child of this one.
+///
+/// # Panics
+/// When it cannot be stopped.
+pub fn stop_stranger(pid: u32) {
+    kill_process(number(pid), Signal::STOP).expect("a process to stop");
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+        // Behind the name, which may hold anything.
+        stat.rsplit(") ")
+            .next()
+            .and_then(|rest| rest.chars().next())
+    };
+    while state() != Some('T') {
+        std::thread::yield_now();
+    }
+}
+
 /// Lets a stopped process go on.
 ///
 /// # Panics

@@ -399,14 +399,17 @@ mod tests {
         // It takes its time to end.
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
         for run in watched.runs.values_mut() {
+            run.set_grace(Duration::from_secs(80));
             run.interrupt(false, Why::Asked);
         }
         let mut now = Instant::now();
-        tick_after(&mut watched, &mut now, 60);
-        assert!(sleeps.try_wait().unwrap().is_none(), "it was killed");
-        for _ in 0..7 {
+        for _ in 1..8 {
             tick_after(&mut watched, &mut now, 60);
+            // Behind SIGKILL it is looked at much sooner.
+            let next = watched.runs[&14].next_deadline().unwrap();
+            assert!(next > now + Duration::from_secs(9));
         }
+        tick_after(&mut watched, &mut now, 60);
         assert!(!sleeps.wait().unwrap().success());
     }
 

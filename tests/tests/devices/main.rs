@@ -14,6 +14,7 @@ mod lost;
 mod order;
 mod others;
 mod paths;
+mod pauses;
 mod peace;
 mod rules;
 mod sharing;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         given_up::TESTS,
         dying::TESTS,
         peace::TESTS,
+        pauses::TESTS,
         rules::TESTS,
         paths::TESTS,
         staged::TESTS,

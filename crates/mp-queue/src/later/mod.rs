@@ -170,3 +170,22 @@ fn no_ear(error: &std::io::Error) -> Error {
         ),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_of_the_machine_is_no_time_in_which_a_supervisor_could_have_spoken() {
+        let mut since = Since::default();
+        let mut now = Instant::now();
+        assert_eq!(since.elapsed_at(now), Duration::ZERO);
+        for whole in [CAUSE_PATIENCE, CAUSE_PATIENCE + DEATH_PATIENCE] {
+            now += Duration::from_secs(60);
+            assert!(since.elapsed_at(now) < whole);
+            while since.elapsed_at(now) < whole {
+                now += Duration::from_millis(20);
+            }
+        }
+    }
+}
