@@ -12,7 +12,7 @@ pub use harness::{Test, allow_leaks, main, main_with_scenes, play};
 pub use keeper::Keeper;
 pub use look::{
     children, children_of, exists, kill, name_of, pidfd, resume, see_stopped, see_stopped_below,
-    stop, wait_for_end, wait_until_asleep,
+    stop, stop_below, wait_for_end, wait_until_asleep,
 };
 pub use receipts::{Account, Pen, Receipts, Writer};
 

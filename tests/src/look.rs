@@ -65,6 +65,15 @@ pub fn stop(pid: u32) {
     see_stopped(pid);
 }
 
+/// The same of a process that is a child of another one.
+///
+/// # Panics
+/// When it cannot be stopped, or has ended.
+pub fn stop_below(pid: u32) {
+    kill_process(number(pid), Signal::STOP).expect("a process to stop");
+    see_stopped_below(pid);
+}
+
 /// Waits until a child has stopped. The watchdog bounds it.
 pub fn see_stopped(pid: u32) {
     // It stays waitable: its end is the supervisor's to hear of.

@@ -317,13 +317,13 @@ impl Awaits {
     }
 
     /// As long as there is time: waits until nothing of a stream that nobody has any more is left to do; whether it is so.
-    pub(crate) fn is_left_done(&self, until: Instant) -> bool {
+    pub(crate) fn is_left_done(&self, is_over: &mut dyn FnMut() -> bool) -> bool {
         let is_done = || match self.number {
             NO_NUMBER => self.passing.lock().upto.is_none(),
             number => ledger::is_done(number),
         };
         while !is_done() && self.handles.load(Ordering::Acquire) == 0 {
-            if self.is_lost() || !self.has_passed().unwrap_or(false) && Instant::now() >= until {
+            if self.is_lost() || !self.has_passed().unwrap_or(false) && is_over() {
                 return false;
             }
             std::thread::sleep(Duration::from_micros(200));

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use shm_core::patience::Patience;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
 use crate::import::Import;
 use crate::in_the_way::Rest;
-use crate::lapse::Lapse;
 use crate::later;
 use crate::memory::Memory;
 use crate::place::Place;
@@ -158,10 +158,10 @@ impl Hub {
                 continue;
             }
             // That work is done is seen a moment later; of what waits for the dead it never is.
-            let mut looked = Lapse::begin(Instant::now());
+            let mut wait = Patience::new(SETTLED_BY);
             let close = || self.close_there(device, true);
             while self.at_rest(device, until, held, close) == Some(false)
-                && looked.look(Instant::now()) < SETTLED_BY
+                && !wait.is_over(Instant::now())
             {
                 std::thread::sleep(Duration::from_micros(50));
             }
@@ -291,7 +291,7 @@ pub fn close(timeout: Duration) -> Result<()> {
     let mut pause = Duration::from_micros(100);
     let mut holding = Holding::new();
     let mut next_look = now;
-    let mut others_since = None;
+    let mut others: Option<Patience> = None;
     loop {
         hub.arena.bury_the_dead();
         let is_held = holding.is_due();
@@ -312,7 +312,8 @@ pub fn close(timeout: Duration) -> Result<()> {
         };
         if now >= next_look {
             next_look = now + LOOK;
-            others_since = (rest == Rest::Elsewhere).then(|| others_since.unwrap_or(now));
+            others =
+                (rest == Rest::Elsewhere).then(|| others.unwrap_or(Patience::new_at(LINGER, now)));
         }
         let stuck = || hub.stuck().iter().map(told).collect::<Vec<_>>();
         // That others have it open is no reason to wait: it goes with this process in any case.
@@ -322,7 +323,7 @@ pub fn close(timeout: Duration) -> Result<()> {
                 return Err(Error::new(ErrorKind::WriterGone, stuck.join("; ")));
             }
         }
-        let is_of_no_use = others_since.is_some_and(|since| now - since > LINGER);
+        let is_of_no_use = others.as_mut().is_some_and(|wait| wait.is_over(now));
         if is_of_no_use || now >= until {
             let mut lines = hub.who_is_in_the_way();
             lines.extend(stuck());

@@ -3,21 +3,21 @@
 use std::time::{Duration, Instant};
 
 use shm_core::Arena;
+use shm_core::patience::Patience;
 use shm_core::word::Owner;
 use smallvec::SmallVec;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
-use crate::lapse::Lapse;
 use crate::ledger::{self, Book, Said};
 use crate::mark::By;
 
 /// How long an event may take to happen after its recorder has died without a word. By then, the driver is done with what
 /// the dead had; and what this process, or a third one, recorded with the same event since has happened as well, or takes
-/// very long. Time in which this process did not run is not counted.
+/// very long. Twice as long where nobody but the thread that watches the arena looks, which is twice a second.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long a process that lives may take to say what becomes of a stream that waits for somebody dead, perhaps: one that
-/// runs needs [`GRACE`] and half a second, and one that is stopped says nothing. Counted as that.
+/// runs needs twice [`GRACE`] and half a second, and one that is stopped says nothing. Counted as that.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// A record that is waited for: one of the first `upto` of a stream.
@@ -62,9 +62,9 @@ impl Record {
 /// Why it may be that an event never happens, and since when that is known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Doubt {
-    dead_since: Option<Lapse>,
+    dead_since: Option<Patience>,
     /// Those behind a process that says nothing, each since when.
-    silent: SmallVec<[(By, Lapse); 1]>,
+    silent: SmallVec<[(By, Patience); 1]>,
     looked_behind: Option<Instant>,
 }
 
@@ -79,9 +79,11 @@ impl Doubt {
         }
         if who != arena.me() && !arena.is_running(who) {
             let now = Instant::now();
-            let since = self.dead_since.get_or_insert_with(|| Lapse::begin(now));
+            let wait = self
+                .dead_since
+                .get_or_insert_with(|| Patience::new_at(GRACE, now));
             // What it said last, it may have said just before it ended.
-            let is_late = since.look(now) > GRACE || crate::sabotage::is("grace");
+            let is_late = wait.is_over(now) || crate::sabotage::is("grace");
             return (is_late && record.said() != Said::Over).then_some(who);
         }
         // It has not said so, and may be stopped: who is behind it?
@@ -99,13 +101,13 @@ impl Doubt {
         self.silent.retain(|(one, _)| dead.contains(one));
         for one in dead {
             if self.silent.iter().all(|(known, _)| *known != one) {
-                self.silent.push((one, Lapse::begin(now)));
+                self.silent.push((one, Patience::new_at(SILENCE, now)));
             }
         }
         // Each of them is looked at.
         let mut over = None;
-        for (one, since) in &mut self.silent {
-            if since.look(now) > SILENCE {
+        for (one, wait) in &mut self.silent {
+            if wait.is_over(now) {
                 over.get_or_insert(one.who);
             }
         }

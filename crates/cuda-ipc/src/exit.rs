@@ -4,7 +4,9 @@
 //! among them. So a process that ends in peace waits for its streams, for a while.
 
 use std::sync::Once;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use shm_core::patience::Patience;
 
 use crate::driver::check_not_forked;
 use crate::stream::Stream;
@@ -17,7 +19,7 @@ pub(crate) fn wait_for_streams() {
     static ONCE: Once = Once::new();
     extern "C" fn drain() {
         // In a thread of its own: what this thread had of its own is gone by now, also what a driver keeps there.
-        let work = || Stream::drain_all(Instant::now() + PATIENCE);
+        let work = || Stream::drain_all(Patience::new(PATIENCE));
         if check_not_forked().is_ok()
             && let Ok(thread) = std::thread::Builder::new().spawn(work)
         {

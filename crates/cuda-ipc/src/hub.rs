@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shm_core::Arena;
+use shm_core::patience::Patience;
 use shm_core::trace::Trace;
 use shm_core::word::Owner;
 
@@ -15,7 +16,6 @@ use crate::driver::{Driver, check_not_forked, driver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Station;
 use crate::import::Import;
-use crate::lapse::Lapse;
 use crate::layout::{Path, block, record};
 use crate::mark::{EventId, Mark};
 use crate::memory::Memory;
@@ -231,11 +231,13 @@ impl Hub {
             made = make();
         }
         // Others have some of it open and were asked to close it, which an idle process does soon; or streams wait for them.
-        let mut waited = Lapse::begin(Instant::now());
+        let mut closing = Patience::new(CLOSED_BY);
+        let mut working = Patience::new(PATIENCE);
         let mut is_in_time = || {
-            let waited = waited.look(Instant::now());
-            (waited < CLOSED_BY && self.waits_for_closing(device))
-                || (waited < PATIENCE && crate::rest::is_waiting(device))
+            let now = Instant::now();
+            let (is_closed, is_done) = (closing.is_over(now), working.is_over(now));
+            (!is_closed && self.waits_for_closing(device))
+                || (!is_done && crate::rest::is_waiting(device))
         };
         while is_full(&made) && is_in_time() {
             std::thread::sleep(Duration::from_millis(10));

@@ -45,7 +45,6 @@ mod in_the_way;
 #[cfg(feature = "cudarc")]
 mod interop;
 mod joint;
-mod lapse;
 mod later;
 mod layout;
 mod ledger;

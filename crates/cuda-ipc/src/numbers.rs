@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -109,13 +108,13 @@ pub(crate) fn is_known_lost(number: u8) -> bool {
     all.iter().any(|one| one.number == number && one.is_lost())
 }
 
-/// The end of this process in peace: those streams that nobody has are done, until then; all of them, if the others are.
+/// The end of this process in peace: those streams that nobody has are done, if there is time; all of them, if the others are.
 /// What is recorded without a number can then be said to be done as well.
-pub(crate) fn end(others_are: bool, until: Instant) {
+pub(crate) fn end(others_are: bool, is_over: &mut dyn FnMut() -> bool) {
     let mut is_done = others_are;
     let unnumbered = ledger::recorded(NO_NUMBER);
     for one in all() {
-        is_done &= one.is_left_done(until);
+        is_done &= one.is_left_done(is_over);
     }
     if is_done {
         ledger::set_all_done(unnumbered);

@@ -18,10 +18,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use shm_core::deadlock::Servant;
 use shm_core::object::Object;
+use shm_core::patience::Patience;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
-use crate::lapse::Lapse;
 use crate::layout::{malformed, station};
 use crate::place::Place;
 use crate::silence::PATIENCE;
@@ -139,7 +139,7 @@ fn serve(listener: &OwnedFd) {
         if may_come {
             match socket::accept(listener) {
                 Ok(Some(visitor)) => {
-                    silent.push_back((visitor, Instant::now() + HEARD_BY));
+                    silent.push_back((visitor, Patience::new(HEARD_BY)));
                     if silent.len() > SILENT {
                         silent.pop_front();
                     }
@@ -162,15 +162,15 @@ fn serve(listener: &OwnedFd) {
     }
 }
 
-/// A visitor that has said nothing, and until when it may.
-type Silent = (OwnedFd, Instant);
+/// A visitor that has said nothing, and how long it may.
+type Silent = (OwnedFd, Patience);
 
 /// Waits for visitors to come or to speak: those that speak, and whether somebody comes. One that says nothing keeps nobody,
 /// and is left when its time is over.
 fn listen(listener: &OwnedFd, silent: &mut VecDeque<Silent>) -> (Vec<OwnedFd>, bool) {
     let now = Instant::now();
-    let left = silent.front();
-    let left = left.map(|(_, until)| until.saturating_duration_since(now));
+    let left = silent.iter().map(|(_, wait)| wait.next()).min();
+    let left = left.map(|next| next.saturating_duration_since(now));
     let left = left.and_then(|left| Timespec::try_from(left).ok());
     let visitors = silent.iter().map(|(visitor, _)| visitor);
     let mut all: Vec<_> = std::iter::once(listener)
@@ -185,11 +185,11 @@ fn listen(listener: &OwnedFd, silent: &mut VecDeque<Silent>) -> (Vec<OwnedFd>, b
     let may_come = ready.next() == Some(true);
     let now = Instant::now();
     let mut speaking = Vec::new();
-    for (visitor, until) in std::mem::take(silent) {
+    for (visitor, mut wait) in std::mem::take(silent) {
         if ready.next() == Some(true) {
             speaking.push(visitor);
-        } else if until > now {
-            silent.push_back((visitor, until));
+        } else if !wait.is_over(now) {
+            silent.push_back((visitor, wait));
         }
     }
     (speaking, may_come)
@@ -336,9 +336,9 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
             format!("asking process {pid} for device memory: {errno}{hint}"),
         )
     };
-    let mut waited = Lapse::begin(Instant::now());
+    let mut wait = Patience::new(patience);
     let mut may_come =
-        || waited.look(Instant::now()) < patience && object.arena().is_running(visited.origin);
+        || !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin);
     let visit = loop {
         match socket::visit(&name, SLICE.min(patience)) {
             // Many others wait to be heard.

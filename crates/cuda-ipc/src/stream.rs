@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shm_core::Arena;
+use shm_core::patience::Patience;
 
 use crate::awaits::Awaits;
 use crate::company::Calm;
@@ -115,20 +116,21 @@ impl Stream {
         all.iter().filter_map(Weak::upgrade).map(Self).collect()
     }
 
-    /// Gives the streams of this process until then to do what they have to do: others may wait for it.
-    pub(crate) fn drain_all(until: Instant) {
+    /// Gives the streams of this process so long to do what they have to do: others may wait for it.
+    pub(crate) fn drain_all(mut wait: Patience) {
         // Threads may be in the middle of anything when a process ends.
         let Some(all) = ALL.try_lock_for(Duration::from_millis(100)) else {
             return;
         };
         let streams: Vec<_> = all.iter().filter_map(Weak::upgrade).map(Self).collect();
         drop(all);
+        let mut is_over = || wait.is_over(Instant::now());
         let mut is_done = true;
         for stream in &streams {
             // What the driver answers so late is of no use to anybody.
-            is_done &= !stream.0.awaits.is_lost() && stream.pass(until).unwrap_or(false);
+            is_done &= !stream.0.awaits.is_lost() && stream.pass(&mut is_over).unwrap_or(false);
         }
-        crate::numbers::end(is_done, until);
+        crate::numbers::end(is_done, &mut is_over);
         // Not destroyed now: the process ends.
         std::mem::forget(streams);
     }
@@ -274,11 +276,11 @@ impl Stream {
         let Some(_) = self.gate_until(Some(until))? else {
             return Ok(false);
         };
-        self.pass(until)
+        self.pass(&mut || Instant::now() >= until)
     }
 
-    /// Waits until what is in the stream now is done, until then; whether it is. If so, others are told.
-    fn pass(&self, until: Instant) -> Result<bool> {
+    /// Waits until what is in the stream now is done, or the time is over; whether it is. If so, others are told.
+    fn pass(&self, is_over: &mut dyn FnMut() -> bool) -> Result<bool> {
         if self.0.awaits.is_idle(self.raw()?)? {
             return Ok(true);
         }
@@ -292,7 +294,7 @@ impl Stream {
         };
         while !is_done()? {
             // Something more to wait for may have come in front of the moment.
-            if self.0.awaits.check().is_err() || Instant::now() >= until {
+            if self.0.awaits.check().is_err() || is_over() {
                 return Ok(false);
             }
             std::thread::sleep(pause);

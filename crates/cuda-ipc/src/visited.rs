@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use shm_core::Arena;
 use shm_core::object::{Object, ObjectKind};
+use shm_core::patience::Patience;
 use shm_core::word::Owner;
 
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::event::Event;
-use crate::lapse::Lapse;
 use crate::layout::{self, Path, malformed, owner_of, station};
 use crate::mark::EventId;
 use crate::silence::Silence;
@@ -105,14 +105,14 @@ impl Visited {
     /// time.
     pub(crate) fn is_ending(&self) -> bool {
         let arena = self.object.arena();
-        let mut waited = Lapse::begin(Instant::now());
+        let mut wait = Patience::new(ENDS_WITHIN);
         while arena.is_running(self.origin) {
             let mut lived_on = self.lived_on.lock();
             if lived_on.is_some_and(|then| then.elapsed() < ASKED_AGAIN) {
                 return false;
             }
             let now = Instant::now();
-            if waited.look(now) >= ENDS_WITHIN {
+            if wait.is_over(now) {
                 *lived_on = Some(now);
             }
             drop(lived_on);

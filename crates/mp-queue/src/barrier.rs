@@ -13,7 +13,7 @@ use shm_core::sync::Shared;
 use crate::channel::CAUSE_PATIENCE;
 use crate::error::{Error, ErrorKind, Result};
 use crate::primitive::{make, travels};
-use crate::wait::{Deadline, WaitPolicy, wait};
+use crate::wait::{Deadline, WaitPolicy, wait, wait_patiently};
 
 /// Lets processes go on once `n` of them have arrived; then it starts over. Clones, also in other processes, name the
 /// same barrier.
@@ -134,9 +134,7 @@ impl Barrier {
         if self.object.supervisor().is_some() && self.object.failure().is_none() {
             // Its supervisor is about to say why.
             let said = |_| self.object.failure().map(Ok::<_, Error>);
-            let patience = Deadline::after(CAUSE_PATIENCE);
-            let (park, nobody) = (WaitPolicy::Park, Cell::new(None));
-            let cause = wait(&self.object, 0, park, patience, &nobody, || true, said);
+            let cause = wait_patiently(&self.object, 0, CAUSE_PATIENCE, said);
             failure = cause.and_then(Result::ok).unwrap_or(failure);
         }
         Some(Error::peer_failed(failure, "waiting at a barrier"))

@@ -40,7 +40,7 @@ pub(crate) const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The same where a process is known to have died with its end in hand: then the supervisor has something to say as
 /// soon as it gets to run, and one that is itself stopped for longer is not waited for.
-const DEATH_PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const DEATH_PATIENCE: Duration = Duration::from_secs(3);
 
 /// An object whose array 0 holds messages, with a way to wait.
 #[derive(Clone)]

@@ -17,6 +17,7 @@ use shm_core::clock::now_ns;
 use shm_core::deadlock::{WaitFor, Waiting, long_wait};
 use shm_core::event::{Parked, Registered};
 use shm_core::object::Object;
+use shm_core::patience::Patience;
 
 use crate::counters;
 use crate::error::Error;
@@ -202,7 +203,7 @@ fn park<R, E: From<Error>>(
     mut attempt: impl FnMut(bool) -> Option<Result<R, E>>,
 ) -> Option<Result<R, E>> {
     object.arena().watch();
-    let mut patience = Patience::new(object);
+    let mut long = LongWait::new(object);
     // Who waits with a deadline goes on by itself, so there is nothing to notice.
     let mut for_ever = (deadline == Deadline::Never).then(|| Waiting::begin(object.arena()));
     let event = object.event(index);
@@ -229,7 +230,7 @@ fn park<R, E: From<Error>>(
                 seq: registered.seq,
             });
         }
-        let slice = patience.slice();
+        let slice = long.slice();
         let parked = event.park(registered.seq, left.map_or(slice, |left| left.min(slice)));
         event.unregister(registered);
         if parked == Parked::TimedOut {
@@ -238,7 +239,31 @@ fn park<R, E: From<Error>>(
                 object.arena().recorder().done_waiting();
                 return Some(Err(Error::deadlock(deadlock).into()));
             }
-            patience.tell(holder.get());
+            long.tell(holder.get());
+        }
+    }
+}
+
+/// As [`wait`], asleep, for who is given that long to say something, in time in which it had its turns.
+pub(crate) fn wait_patiently<R, E: From<Error>>(
+    object: &Object,
+    index: u64,
+    whole: Duration,
+    mut attempt: impl FnMut(bool) -> Option<Result<R, E>>,
+) -> Option<Result<R, E>> {
+    let mut patience = Patience::new(whole);
+    loop {
+        let answer = wait(
+            object,
+            index,
+            WaitPolicy::Park,
+            Deadline::At(patience.next()),
+            &Cell::new(None),
+            || true,
+            &mut attempt,
+        );
+        if answer.is_some() || patience.is_over(Instant::now()) {
+            return answer;
         }
     }
 }
@@ -256,7 +281,7 @@ pub(crate) fn wait_signal<E: From<Error>>(
     mut attempt: impl FnMut() -> Option<E>,
 ) -> Result<bool, E> {
     object.arena().watch();
-    let mut patience = Patience::new(object);
+    let mut long = LongWait::new(object);
     let mut for_ever = (deadline == Deadline::Never).then(|| Waiting::begin(object.arena()));
     let event = object.event(index);
     let end = loop {
@@ -275,7 +300,7 @@ pub(crate) fn wait_signal<E: From<Error>>(
                 seq: registered.seq,
             });
         }
-        let slice = patience.slice();
+        let slice = long.slice();
         let parked = event.park(registered.seq, left.map_or(slice, |left| left.min(slice)));
         if parked == Parked::Woken {
             break Ok(true);
@@ -284,7 +309,7 @@ pub(crate) fn wait_signal<E: From<Error>>(
         if let Some(deadlock) = for_ever.as_mut().and_then(Waiting::look) {
             break Err(Error::deadlock(deadlock).into());
         }
-        patience.tell(None);
+        long.tell(None);
     };
     event.unregister(registered);
     object.arena().recorder().done_waiting();
@@ -292,13 +317,13 @@ pub(crate) fn wait_signal<E: From<Error>>(
 }
 
 /// How long a wait has lasted, and whether it was told.
-pub(crate) struct Patience<'a> {
+pub(crate) struct LongWait<'a> {
     object: &'a Object,
     since: Instant,
     told: bool,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> LongWait<'a> {
     pub(crate) fn new(object: &'a Object) -> Self {
         let since = Instant::now();
         Self {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use shm_core::clock::now_ns;
+use shm_core::patience::Patience;
 
 use crate::account::Items;
 use crate::board::{ENDING, State, WOKEN};
@@ -128,12 +129,11 @@ impl Runner {
     /// Waits for the client's thread, which was told to stop, as long as it may take for that. One that is in its iterator
     /// for longer is left to itself: nothing of the run depends on it any more.
     pub(crate) fn wait_for_client(&mut self) {
-        let since = Instant::now();
-        let grace = self.grace.unwrap_or(GRACE);
+        let mut wait = Patience::new(self.grace.unwrap_or(GRACE));
         while self.client.is_some() {
             self.hear();
             self.look_after_client();
-            if since.elapsed() >= grace || self.wanted() > 1 {
+            if wait.is_over(Instant::now()) || self.wanted() > 1 {
                 if self.client.take().is_some() {
                     tracing::warn!(
                         "the iterator that makes the inputs has not come back; the run ends without it"

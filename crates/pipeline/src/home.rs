@@ -4,12 +4,13 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mp_queue::{Event, Sender};
+use mp_queue::{ErrorKind as QueueErrorKind, Event, Sender};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
+use shm_core::patience::Patience;
 use smallvec::SmallVec;
 
 use crate::board::{Board, Place, State};
@@ -343,10 +344,23 @@ impl Log {
             },
         );
         // Whoever started the run reads all the time. If it is gone, this process is about to be, too.
-        let sent = self.to.put_timeout(full, Duration::from_secs(10));
-        if let Err(error) = &sent {
-            tracing::warn!(%error, "time cards are lost");
+        let mut wait = Patience::new(Duration::from_secs(10));
+        let mut next = Some(full);
+        while let Some(full) = next.take() {
+            let now = Instant::now();
+            let Err(error) = self
+                .to
+                .put_timeout(full, wait.next().saturating_duration_since(now))
+            else {
+                return true;
+            };
+            let is_late = *error.kind() == QueueErrorKind::TimedOut;
+            if !is_late || wait.is_over(Instant::now()) {
+                tracing::warn!(%error, "time cards are lost");
+            } else {
+                next = error.into_value();
+            }
         }
-        sent.is_ok()
+        false
     }
 }

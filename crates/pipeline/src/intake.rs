@@ -8,6 +8,7 @@ use mp_queue::{Deadline, ErrorKind as QueueErrorKind, Receiver};
 use serde::{Deserialize, Serialize};
 use shm_core::clock::now_ns;
 use shm_core::message::Incoming;
+use shm_core::patience::Patience;
 
 use crate::board::{Help, State};
 use crate::error::{Error, ErrorKind, Result};
@@ -146,12 +147,12 @@ impl Intake {
     /// # Errors
     /// When the run is ended before its time.
     fn look_for_end(&self, home: &Home) -> Result<()> {
-        let since = Instant::now();
+        let mut wait = Patience::new(FAILURES_ARE_TOLD);
         while !home.board.ends_early() {
             if self.writers.iter().all(|&rank| home.board.is_done(rank)) {
                 return Ok(());
             }
-            if since.elapsed() > FAILURES_ARE_TOLD {
+            if wait.is_over(Instant::now()) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));

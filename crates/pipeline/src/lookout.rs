@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use shm_core::Arena;
 use shm_core::clock::now_ns;
+use shm_core::patience::Patience;
 
 use crate::board::{ENDING, Help, State, WOKEN};
 use crate::error::{Error, ErrorKind};
@@ -40,12 +41,15 @@ pub(crate) struct Lookout {
     /// Whether there may be a knot that it helps out of.
     helps: bool,
     looked: Instant,
-    begun: Instant,
+    /// How long it may take until there is an input.
+    nothing: Patience,
     /// Whether it was told that nothing comes.
     told: bool,
     /// Processes that wait for each other, as first seen, and when that was.
     knot: Vec<Stuck>,
     since: Instant,
+    /// How long threads of the processes themselves have to let go of what they hold.
+    holds: Patience,
     /// What those of them were asked that wait for slots.
     question: u64,
     /// Those of them that are stuck whatever threads of the program's own do; as it was before the question.
@@ -60,10 +64,11 @@ impl Lookout {
             may_lose: wiring.may_lose(),
             helps: wiring.may_lose() || wiring.is_ordered(),
             looked: now,
-            begun: now,
+            nothing: Patience::new_at(NOTHING, now),
             told: false,
             knot: Vec::new(),
             since: now,
+            holds: Patience::new_at(PATIENCE, now),
             question: 0,
             for_good: Vec::new(),
         }
@@ -109,7 +114,7 @@ impl Runner {
     /// Tells whoever waits for the run that nothing comes: a first step without a client that expects input answers for ever
     /// that it goes on.
     pub(crate) fn look_for_inputs(&mut self, lookout: &mut Lookout) {
-        if lookout.told || lookout.begun.elapsed() < NOTHING {
+        if lookout.told || !lookout.nothing.is_over(Instant::now()) {
             return;
         }
         lookout.told = true;
@@ -192,6 +197,7 @@ impl Runner {
             lookout.for_good = self.for_good(lookout, &knot, &is_empty);
             self.ask(lookout, &knot);
             (lookout.knot, lookout.since) = (knot, lookout.looked);
+            lookout.holds = Patience::new_at(PATIENCE, lookout.looked);
             return;
         }
         // The same in the same states. A death may have left the lengths of queues wrong, and a dead process waits for
@@ -233,7 +239,7 @@ impl Runner {
             let text = knot::describe(board, &lookout.for_good, name);
             self.fail(Error::new(ErrorKind::Deadlock, text));
         } else if lookout.may_lose {
-            self.settle(&knot, lookout.since.elapsed());
+            self.settle(&knot, lookout.holds.is_over(lookout.looked));
         }
     }
 
@@ -367,7 +373,7 @@ impl Runner {
     /// Where all processes and the client wait, and nothing is on its way: what nobody holds went with a process that had just
     /// taken it, and so did what is missing of items whose other segments are held; others are offered in their place. What
     /// else is held comes back when the input ends.
-    fn settle(&mut self, knot: &[Stuck], stands_still: Duration) {
+    fn settle(&mut self, knot: &[Stuck], holds_for_long: bool) {
         let board = &self.wiring.board;
         let ranks = 0..self.wiring.seats.len() as u32;
         let everybody = ranks.clone().chain([ranks.end]).all(|rank| {
@@ -387,7 +393,7 @@ impl Runner {
         let held: u64 = ranks.clone().map(in_hand).sum();
         let parts: u64 = ranks.clone().map(|rank| board.parts(rank)).sum();
         let mut holders = ranks.filter(|&rank| in_hand(rank) > 0);
-        if stands_still < PATIENCE && holders.any(|rank| self.has_threads(rank)) {
+        if !holds_for_long && holders.any(|rank| self.has_threads(rank)) {
             return;
         }
         let missing = self.account.missing();

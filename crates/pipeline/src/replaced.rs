@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use shm_core::Arena;
 use shm_core::clock::now_ns;
+use shm_core::patience::Patience;
 use spawn::Group;
 
 use crate::board::State;
@@ -20,9 +21,6 @@ use crate::time_card::{Outcome as ItemOutcome, TimeCard};
 
 /// How long what a dead process has sent is waited for. Who keeps it back for longer was stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks for it no more than this has passed, whatever the clock says: the machine stood still, and whoever is
-/// waited for with it.
-const STEP_MOST: Duration = Duration::from_millis(100);
 
 /// A process that has failed, and whose fate is not decided yet: what it brought home is on its way.
 #[derive(Debug)]
@@ -33,8 +31,8 @@ pub(crate) struct Leaving {
     error: spawn::Error,
     /// When it was seen to have failed, CLOCK_MONOTONIC nanoseconds.
     at_ns: u64,
-    waited: Duration,
-    looked: Instant,
+    /// How long what it brought home may still be on its way.
+    patience: Patience,
 }
 
 impl Leaving {
@@ -44,8 +42,7 @@ impl Leaving {
             rank,
             error,
             at_ns: now_ns(),
-            waited: Duration::ZERO,
-            looked: Instant::now(),
+            patience: Patience::new(PATIENCE),
         }
     }
 
@@ -55,9 +52,7 @@ impl Leaving {
 
     /// Whether what it brought home may still be waited for.
     pub(crate) fn is_patient(&mut self) -> bool {
-        self.waited += self.looked.elapsed().min(STEP_MOST);
-        self.looked = Instant::now();
-        self.waited <= PATIENCE
+        !self.patience.is_over(Instant::now())
     }
 }
 

@@ -58,6 +58,7 @@ pub mod message;
 pub mod names;
 pub mod object;
 pub mod participant;
+pub mod patience;
 pub mod permits;
 pub mod pin;
 mod prefetch;

@@ -189,13 +189,14 @@ impl Builder {
     }
 
     /// How long a process that is to stop has from SIGTERM to SIGKILL. 3 seconds if not set; zero sends SIGKILL at
-    /// once.
+    /// once. While the whole machine or program stands still, no more than an eighth of it passes.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.options.grace = grace;
         self
     }
 
-    /// How long a process has from its start to [`init`](crate::init). 10 seconds if not set.
+    /// How long a process has from its start to [`init`](crate::init). 10 seconds if not set. A pause of the machine
+    /// counts as it does for [`grace`](Self::grace).
     pub fn hello_deadline(mut self, deadline: Duration) -> Self {
         self.options.hello_deadline = deadline;
         self

@@ -9,8 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::desk;
 use crate::error::{BoxError, Error, ErrorKind, Result, Worker};
 use crate::hello::Handle;
-use crate::link::{self, Mailbox};
-use crate::patience::Patience;
+use crate::link::{self, Mailbox, Patience};
 use crate::run::Why;
 use crate::story::{Phase, Story, after};
 use crate::tail::Tail;
@@ -402,8 +401,8 @@ impl<R> SpawnContext<R> {
             true => Duration::ZERO,
             false => left.clamp(AT_ONCE, SOON),
         };
-        let mut wait = Patience::begin();
-        let flush = |tail: Arc<Tail>| tail.flush(&mut wait, whole);
+        let mut wait = Patience::new(whole);
+        let flush = |tail: Arc<Tail>| tail.flush(&mut wait);
         self.tails.drain(..).for_each(flush);
     }
 

@@ -6,9 +6,10 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -18,7 +19,7 @@ use rustix::net::{
 use rustix::process::{Pid, getpid};
 
 use crate::frame::{FRAME, Frame};
-use crate::link::apart;
+use crate::link::{Patience, apart};
 
 /// The most descriptors in one packet: a control socket, stdout, stderr, a working directory. A greeting has three:
 /// the arena, a stdin, a stdout.
@@ -58,6 +59,23 @@ pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((apart(ours)?, apart(theirs)?))
 }
 
+/// Waits until a descriptor has something to read, or its end; whether it has, before that is over.
+pub(crate) fn is_readable(descriptor: impl AsFd, wait: &mut Patience) -> Result<bool, Errno> {
+    let mut look = [PollFd::new(&descriptor, PollFlags::IN)];
+    loop {
+        let left = wait.next().saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+        match poll(&mut look, Some(&left)) {
+            Ok(1..) => return Ok(true),
+            Ok(0) | Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(errno) => return Err(errno),
+        }
+        if wait.is_over(Instant::now()) {
+            return Ok(false);
+        }
+    }
+}
+
 /// How long descriptors that are on their way to others may be in the way of more of them.
 const ON_THEIR_WAY: Duration = Duration::from_secs(10);
 
@@ -74,7 +92,7 @@ pub(crate) fn send(
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::INVAL);
     }
-    let mut until = None;
+    let mut wait = Patience::new(ON_THEIR_WAY);
     loop {
         match sendmsg(
             socket,
@@ -83,9 +101,7 @@ pub(crate) fn send(
             SendFlags::NOSIGNAL,
         ) {
             Err(Errno::INTR) => {}
-            Err(Errno::TOOMANYREFS)
-                if Instant::now() < *until.get_or_insert_with(|| Instant::now() + ON_THEIR_WAY) =>
-            {
+            Err(Errno::TOOMANYREFS) if !wait.is_over(Instant::now()) => {
                 std::thread::sleep(Duration::from_millis(1));
             }
             other => return other.map(drop),

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process, pidfd_send_signal, waitid,
 };
 
+use crate::control;
 use crate::error::Exit;
+use crate::link::Patience;
 
 /// What a look at a process finds.
 #[derive(Debug)]
@@ -88,11 +89,7 @@ impl Child {
 
     /// The same, once it has ended or that has passed.
     pub(crate) fn ends(&self, within: Duration) -> Option<Exit> {
-        let within = Timespec::try_from(within).ok();
-        let _ = poll(
-            &mut [PollFd::new(&self.pidfd, PollFlags::IN)],
-            within.as_ref(),
-        );
+        let _ = control::is_readable(&self.pidfd, &mut Patience::new(within));
         self.look()
     }
 }

@@ -439,7 +439,7 @@ impl Desk {
         let watched = enrolled.watch(&self.epoll);
         let silent = watched && enrolled.oom_before.is_some() && {
             let slice = Instant::now() + SLICE;
-            orders.is_seen_by(enrolled.deadline.map_or(slice, |at| at.min(slice)))
+            orders.is_seen_by(slice.min(enrolled.due.next()))
         };
         orders.list.push(Order::Watch(enrolled));
         drop(orders);

@@ -117,7 +117,6 @@ mod method;
 mod one;
 mod outcome;
 mod panic;
-mod patience;
 mod process;
 mod program;
 mod rights;

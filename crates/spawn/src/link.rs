@@ -18,6 +18,7 @@ use shm_core::failure::PeerFailure;
 use shm_core::letterbox::Letterbox;
 use shm_core::message::{self, EncodeError, Outgoing};
 use shm_core::object::Object;
+pub(crate) use shm_core::patience::Patience;
 pub(crate) use shm_core::say;
 
 use crate::error::{BoxError, Worker};

@@ -15,7 +15,7 @@ use crate::error::{ErrorKind, Exit, Worker};
 use crate::failure::Failure;
 use crate::frame::{Frame, Panicking};
 use crate::launch::{Arguments, Launched, Plan};
-use crate::link;
+use crate::link::{self, Patience};
 use crate::tail::Tail;
 use crate::testing::leads_through_a_test;
 
@@ -59,8 +59,8 @@ pub(crate) struct Member {
     /// We sent it a signal that ends it.
     signalled: bool,
     exit: Option<Exit>,
-    /// By when something else must have happened.
-    deadline: Option<Instant>,
+    /// How long something else may take to happen.
+    due: Option<Patience>,
     /// What there was to do after its end has been done.
     settled: bool,
     /// The end of its stderr, where it is kept.
@@ -73,8 +73,8 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// A child that was just started and has until `deadline` to reach `init`.
-    pub(crate) fn new(plan: Plan, launched: Launched, deadline: Option<Instant>) -> Member {
+    /// A child that was just started and has so long to reach `init`.
+    pub(crate) fn new(plan: Plan, launched: Launched, due: Patience) -> Member {
         let Plan {
             rank,
             name,
@@ -101,7 +101,7 @@ impl Member {
             leaving: false,
             signalled: false,
             exit: None,
-            deadline,
+            due: Some(due),
             settled: false,
             daemon: setup.is_daemon(),
             way_in: if setup.is_foreign() {
@@ -141,12 +141,16 @@ impl Member {
         self.word == Word::Returned
     }
 
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        if self.has_ended() {
-            None
-        } else {
-            self.deadline
-        }
+    /// What it may take its time for.
+    pub(crate) fn due(&mut self) -> Option<&mut Patience> {
+        let runs = !self.has_ended();
+        self.due.as_mut().filter(|_| runs)
+    }
+
+    /// When to look whether it took too long.
+    pub(crate) fn next_look(&self) -> Option<Instant> {
+        let due = self.due.as_ref().filter(|_| !self.has_ended());
+        due.map(Patience::next)
     }
 
     /// Looks at the process and hears all it said. Gives the failures that this brought to light.
@@ -205,14 +209,14 @@ impl Member {
                 Heard::End => {
                     self.control = None;
                     if alive {
-                        self.deadline = Instant::now().checked_add(SEVERED);
+                        self.due = Some(Patience::new(SEVERED));
                     }
                     return;
                 }
                 Heard::Lost => {
                     self.go_deaf();
                     if alive {
-                        self.deadline = Instant::now().checked_add(SEVERED);
+                        self.due = Some(Patience::new(SEVERED));
                     }
                     return;
                 }
@@ -234,7 +238,7 @@ impl Member {
         let failure = match frame {
             Frame::Arrived => {
                 self.arrived = true;
-                self.deadline = None;
+                self.due = None;
                 // Before `init` it may have ignored what its host ignores.
                 if self.signalled {
                     self.signal(Signal::TERM);
@@ -312,7 +316,7 @@ impl Member {
     fn leave(&mut self) {
         self.leaving = true;
         self.arguments = None;
-        self.deadline = Instant::now().checked_add(LEAVING);
+        self.due = Some(Patience::new(LEAVING));
     }
 
     /// The process is gone. A failure, unless it had said its last word or we made it end.
@@ -369,7 +373,7 @@ impl Member {
 
     /// Something that must have happened by now has not.
     pub(crate) fn overdue(&mut self, hello_deadline: Duration) -> Option<Failure> {
-        self.deadline = None;
+        self.due = None;
         let worker = self.worker.clone();
         let kind = if !self.arrived {
             ErrorKind::NeverStarted {

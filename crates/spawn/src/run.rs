@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use crate::death::{self, OomKills};
 use crate::error::{Error, ErrorKind};
 use crate::failure::Failure;
-use crate::link::{self, Deadlock, Shared, Stopping};
+use crate::link::{self, Deadlock, Patience, Shared, Stopping};
 use crate::member::Member;
 use crate::method::StartMethod;
-use crate::patience::Patience;
-use crate::story::{Phase, Story, after};
+use crate::story::{Phase, Story};
 
 /// How long the supervisor waits for a process that SIGKILL did not end before it reports without it. Such a process
 /// hangs in the kernel (a dead file server, a driver).
@@ -83,7 +82,8 @@ impl Why {
 /// The processes are being stopped.
 #[derive(Debug)]
 struct Stop {
-    kill_at: Instant,
+    /// Until SIGKILL; behind it, until it is told that this did not help.
+    wait: Patience,
     killed: bool,
     /// For as long as there is somebody left to stop.
     _stopping: Stopping,
@@ -111,11 +111,11 @@ pub(crate) struct Run {
     detached: bool,
 }
 
-/// Who wants to know whether the processes will live on, and until when they may say so.
+/// Who wants to know whether the processes will live on, and how long they may take to say so.
 #[derive(Debug)]
 struct Detaching {
     reply: SyncSender<Result<(), Error>>,
-    until: Option<Instant>,
+    wait: Patience,
 }
 
 impl Run {
@@ -166,8 +166,8 @@ impl Run {
     /// Acts on what did not happen in time.
     pub(crate) fn tick(&mut self, now: Instant, buffer: &mut Vec<u8>) {
         let mut failures = Vec::new();
+        let is_due = |member: &mut Member| member.due().is_some_and(|due| due.is_over(now));
         for member in &mut self.members {
-            let is_due = |member: &Member| member.deadline().is_some_and(|at| at <= now);
             if is_due(member) {
                 // It may have said what was waited for: not all that it says wakes anybody.
                 failures.extend(member.look(buffer, &self.oom_before));
@@ -182,24 +182,18 @@ impl Run {
 
     /// The next time at which `tick` has something to do.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let settled = self.settling.map(|wait| wait.next(self.settling_time()));
-        let stop = self.stop.as_ref().filter(|_| !self.told).map(|stop| {
-            if stop.killed {
-                stop.kill_at + UNKILLABLE
-            } else {
-                stop.kill_at
-            }
+        let settled = self.settling.map(|mut wait| {
+            wait.set_whole(self.settling_time());
+            wait
         });
+        let stop = self.stop.as_ref().filter(|_| !self.told);
+        let detaching = self.detaching.as_ref();
         self.members
             .iter()
-            .filter_map(Member::deadline)
-            .chain(stop)
-            .chain(settled)
-            .chain(
-                self.detaching
-                    .as_ref()
-                    .and_then(|detaching| detaching.until),
-            )
+            .filter_map(Member::next_look)
+            .chain(stop.map(|stop| stop.wait.next()))
+            .chain(settled.map(|wait| wait.next()))
+            .chain(detaching.map(|detaching| detaching.wait.next()))
             .min()
     }
 
@@ -221,13 +215,13 @@ impl Run {
         self.members.iter().for_each(Member::ask_to_live_on);
         self.detaching = Some(Detaching {
             reply,
-            until: after(self.options.hello_deadline),
+            wait: Patience::new(self.options.hello_deadline),
         });
         self.judge(Vec::new(), buffer);
     }
 
     fn answer_detaching(&mut self, now: Instant) {
-        let Some(detaching) = &self.detaching else {
+        let Some(detaching) = &mut self.detaching else {
             return;
         };
         let answers: Vec<_> = self.members.iter().map(Member::lives_on).collect();
@@ -235,8 +229,7 @@ impl Run {
             Err(error.clone())
         } else if answers.iter().all(|answer| *answer == Some(true)) {
             Ok(())
-        } else if detaching.until.is_none_or(|until| now < until) && !answers.contains(&Some(false))
-        {
+        } else if !detaching.wait.is_over(now) && !answers.contains(&Some(false)) {
             return;
         } else {
             let silent = answers.iter().position(|answer| *answer != Some(true));
@@ -313,8 +306,9 @@ impl Run {
                 self.pending.extend(member.look(buffer, &self.oom_before));
             }
             let whole = self.settling_time();
-            let settling = self.settling.get_or_insert_with(Patience::begin);
-            if settling.is_over(Instant::now(), whole) {
+            let settling = self.settling.get_or_insert_with(|| Patience::new(whole));
+            settling.set_whole(whole);
+            if settling.is_over(Instant::now()) {
                 // Stable: of several processes that ended without a word the one that was looked at first counts.
                 self.pending.sort_by_key(Failure::order);
                 let first = self.pending.swap_remove(0);
@@ -412,15 +406,15 @@ impl Run {
     }
 
     fn stop(&mut self, grace: Duration) {
-        let now = Instant::now();
-        let kill_at = now
-            .checked_add(grace)
-            .unwrap_or(now + Duration::from_secs(365 * 86_400));
         match &mut self.stop {
-            Some(stop) => stop.kill_at = stop.kill_at.min(kill_at),
+            Some(stop) if stop.killed => {}
+            Some(stop) => {
+                let whole = stop.wait.spent().saturating_add(grace);
+                stop.wait.set_whole(whole.min(stop.wait.whole()));
+            }
             None => {
                 self.stop = Some(Stop {
-                    kill_at,
+                    wait: Patience::new(grace),
                     killed: false,
                     _stopping: Stopping::begin(),
                 });
@@ -431,21 +425,22 @@ impl Run {
                 }
             }
         }
-        self.press(now);
+        self.press(Instant::now());
     }
 
     /// Grace has ended: SIGKILL. And if even that does not help: report without those that hang.
     fn press(&mut self, now: Instant) {
         let Some(stop) = &mut self.stop else { return };
-        if now < stop.kill_at {
+        if !stop.wait.is_over(now) {
             return;
         }
         if !stop.killed {
             stop.killed = true;
+            stop.wait = Patience::new_at(UNKILLABLE, now);
             for member in &mut self.members {
                 member.kill();
             }
-        } else if now >= stop.kill_at + UNKILLABLE && !self.told {
+        } else if !self.told {
             for member in self.members.iter().filter(|member| !member.has_ended()) {
                 link::say!(error, worker = %member.worker, "it does not end after SIGKILL; it hangs in the kernel");
             }

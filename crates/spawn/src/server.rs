@@ -24,7 +24,6 @@ use crate::hello::Hello;
 use crate::image::image;
 use crate::link;
 use crate::panic;
-use crate::patience::Patience;
 use crate::task;
 use crate::trampoline;
 use crate::worker::{Call, REFUSED};
@@ -169,7 +168,7 @@ fn prepare(hello: &Hello, control: &OwnedFd) -> Result<(), String> {
 const SETTLING: Duration = Duration::from_millis(100);
 
 fn one_thread(who: &str) -> Result<(), String> {
-    let mut settling = Patience::begin();
+    let mut settling = link::Patience::new(SETTLING);
     loop {
         let count = fork::threads().map_err(|errno| {
             format!("its threads could not be counted in /proc/self/task: {errno}")
@@ -177,7 +176,7 @@ fn one_thread(who: &str) -> Result<(), String> {
         if count == 1 {
             return Ok(());
         }
-        if settling.is_over(Instant::now(), SETTLING) {
+        if settling.is_over(Instant::now()) {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -11,10 +10,10 @@ use rustix::process::Signal;
 use crate::death::{self, OomKills};
 use crate::error::Result;
 use crate::launch::{Launched, Plan, launch};
-use crate::link::Shared;
+use crate::link::{Patience, Shared};
 use crate::member::Member;
 use crate::run::Options;
-use crate::story::{Story, after};
+use crate::story::Story;
 use crate::supervisor::token;
 use crate::watched::Only;
 
@@ -32,8 +31,8 @@ pub(crate) struct Enrolled {
     pub(crate) shared: Vec<Shared>,
     pub(crate) options: Options,
     pub(crate) story: Arc<Story>,
-    /// When the first of them must have reached `init`.
-    pub(crate) deadline: Option<Instant>,
+    /// How long they may take to reach `init`.
+    pub(crate) due: Patience,
     /// How many out-of-memory kills there were before, if that was known.
     pub(crate) oom_before: Option<Arc<OomKills>>,
     /// Whether what happens to them is reported, if that was seen to.
@@ -105,11 +104,11 @@ impl Start {
             options,
             story,
         } = self;
-        let deadline = after(options.hello_deadline);
+        let due = Patience::new(options.hello_deadline);
         let members: Vec<Member> = plans
             .into_iter()
             .zip(launched)
-            .map(|(plan, child)| Member::new(plan, child, deadline))
+            .map(|(plan, child)| Member::new(plan, child, due))
             .collect();
         let only = match members.as_slice() {
             [one] => one
@@ -125,7 +124,7 @@ impl Start {
             shared,
             options,
             story,
-            deadline,
+            due,
             oom_before: None,
             watched: None,
         }

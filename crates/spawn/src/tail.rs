@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -21,8 +21,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::desk::STACK;
 use crate::error::BoxError;
-use crate::link::{self, apart};
-use crate::patience::Patience;
+use crate::link::{self, Patience, apart};
 use crate::process::Output;
 
 /// How many bytes are kept.
@@ -106,11 +105,11 @@ impl Tail {
 
     /// Passes on what there is, as far as whoever reads it takes it within a wait that may have begun before. The rest is
     /// passed on by a thread of ours: that of all tails knows of this one until all that came is passed on.
-    pub(crate) fn flush(self: &Arc<Self>, wait: &mut Patience, whole: Duration) {
+    pub(crate) fn flush(self: &Arc<Self>, wait: &mut Patience) {
         self.read(16 * STEP);
         loop {
-            let Some(in_order) = self.passing.try_lock_until(wait.next(whole)) else {
-                if wait.is_over(Instant::now(), whole) {
+            let Some(in_order) = self.passing.try_lock_until(wait.next()) else {
+                if wait.is_over(Instant::now()) {
                     return;
                 }
                 continue;
@@ -119,10 +118,10 @@ impl Tail {
                 Passed::All => return,
                 Passed::Full => {
                     let now = Instant::now();
-                    if wait.is_over(now, whole) {
+                    if wait.is_over(now) {
                         return;
                     }
-                    let left = wait.next(whole).saturating_duration_since(now);
+                    let left = wait.next().saturating_duration_since(now);
                     let Ok(left) = Timespec::try_from(left) else {
                         return;
                     };
@@ -136,8 +135,8 @@ impl Tail {
                     }
                     let mut heard = self.heard.lock();
                     while !heard.backlog.is_empty() {
-                        let look = self.taken.wait_until(&mut heard, wait.next(whole));
-                        if look.timed_out() && wait.is_over(Instant::now(), whole) {
+                        let look = self.taken.wait_until(&mut heard, wait.next());
+                        if look.timed_out() && wait.is_over(Instant::now()) {
                             return;
                         }
                     }
@@ -398,6 +397,7 @@ impl Relay {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::time::Duration;
 
     #[test]
     fn the_end_is_kept_and_all_of_it_is_passed_on_in_order() {
@@ -414,7 +414,7 @@ mod tests {
             let tail = Arc::clone(&tail);
             thread::spawn(move || {
                 writing.join().unwrap();
-                tail.flush(&mut Patience::begin(), Duration::from_secs(1));
+                tail.flush(&mut Patience::new(Duration::from_secs(1)));
                 assert!(tail.text().unwrap().ends_with("line 4999"));
                 assert!(tail.text().unwrap().len() <= 2 * KEPT);
             })
@@ -441,9 +441,7 @@ mod tests {
             let writing: Vec<_> = (0..4)
                 .map(|_| {
                     let tail = full_tail(writer.try_clone().unwrap());
-                    thread::spawn(move || {
-                        tail.flush(&mut Patience::begin(), Duration::from_millis(2))
-                    })
+                    thread::spawn(move || tail.flush(&mut Patience::new(Duration::from_millis(2))))
                 })
                 .collect();
             drop(writer);
@@ -469,13 +467,13 @@ mod tests {
         let inside = pty::ioctl_tiocgptpeer(&screen, flags).unwrap();
         let tails = [full_tail(inside.try_clone().unwrap()), full_tail(inside)];
         for tail in &tails {
-            tail.flush(&mut Patience::begin(), Duration::from_millis(2));
+            tail.flush(&mut Patience::new(Duration::from_millis(2)));
             assert!(tail.text().unwrap().len() >= KEPT);
         }
         let mut shown = vec![0; 2 * TEXT.len()];
         std::fs::File::from(screen).read_exact(&mut shown).unwrap();
         tails.iter().for_each(|tail| {
-            tail.flush(&mut Patience::begin(), Duration::from_secs(60));
+            tail.flush(&mut Patience::new(Duration::from_secs(60)));
             assert!(tail.heard.lock().backlog.is_empty());
         });
     }

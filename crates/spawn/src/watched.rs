@@ -329,6 +329,90 @@ mod tests {
         watched.runs.values_mut().for_each(Run::abandon);
     }
 
+    /// A process under supervision, which has said that, and the other end of its socket.
+    fn one_that_said(id: u32, frames: &[Frame]) -> (Child, Watched, Arc<Story>, OwnedFd) {
+        let story = Arc::new(Story::new(id));
+        let (sleeps, launched, theirs) = sleeper();
+        let enrolled = start_of(Arc::clone(&story), 1).enrol(vec![launched]);
+        let mut watched = Watched::default();
+        watched.supervise(enrolled, &Desk::open(std::process::id()).unwrap());
+        for frame in frames {
+            control::tell(theirs.as_fd(), frame).unwrap();
+        }
+        watched.look_at_all();
+        (sleeps, watched, story, theirs)
+    }
+
+    /// A look after so many seconds in which nobody had a turn.
+    fn tick_after(watched: &mut Watched, now: &mut Instant, seconds: u64) {
+        *now += Duration::from_secs(seconds);
+        let Watched { runs, buffer, .. } = watched;
+        for run in runs.values_mut() {
+            run.tick(*now, buffer);
+        }
+    }
+
+    #[test]
+    fn a_pause_of_the_machine_is_no_reason_to_give_up_a_process() {
+        let returned = || Frame::Returned {
+            plain: Some(Vec::new()),
+        };
+        // Before `init`; with a socket that ended a moment before it does; on its way out.
+        for (id, frames, ends, told) in [
+            (11, vec![], false, Some("did not reach `init`")),
+            (12, vec![Frame::Arrived], true, Some("socket is closed")),
+            (13, vec![Frame::Arrived, returned()], false, None),
+        ] {
+            let (mut sleeps, mut watched, story, theirs) = one_that_said(id, &frames);
+            if ends {
+                drop(theirs);
+                watched.look_at_all();
+            }
+            let mut now = Instant::now();
+            tick_after(&mut watched, &mut now, 3600);
+            assert!(sleeps.try_wait().unwrap().is_none(), "{frames:?}");
+            let next = watched.runs[&id].next_deadline();
+            assert!(next.is_some_and(|at| at > now), "{frames:?}");
+            // As long as it takes where time passes.
+            let mut looks = 1;
+            while watched.runs[&id].next_deadline().is_some() && looks < 100 {
+                tick_after(&mut watched, &mut now, 3600);
+                looks += 1;
+            }
+            assert!(looks >= 8, "{frames:?}: {looks}");
+            watched.look_at_all();
+            let end = story.end();
+            match told {
+                Some(told) => {
+                    let error = end.expect("an end").unwrap_err().to_string();
+                    assert!(error.contains(told), "{error}");
+                }
+                None => assert!(sleeps.wait().is_ok(), "it was killed"),
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_told_to_end_is_not_killed_because_the_machine_paused() {
+        let (mut sleeps, mut watched, ..) = one_that_said(14, &[Frame::Arrived]);
+        let pid = Pid::from_child(&sleeps);
+        // It takes its time to end.
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        for run in watched.runs.values_mut() {
+            run.set_grace(Duration::from_secs(80));
+            run.interrupt(false, Why::Asked);
+        }
+        let mut now = Instant::now();
+        for _ in 1..8 {
+            tick_after(&mut watched, &mut now, 60);
+            // Behind SIGKILL it is looked at much sooner.
+            let next = watched.runs[&14].next_deadline().unwrap();
+            assert!(next > now + Duration::from_secs(9));
+        }
+        tick_after(&mut watched, &mut now, 60);
+        assert!(!sleeps.wait().unwrap().success());
+    }
+
     #[test]
     fn what_a_supervisor_looked_after_that_ends_is_killed_and_told_so() {
         let desk = Desk::open(std::process::id()).unwrap();

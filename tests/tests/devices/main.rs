@@ -15,6 +15,7 @@ mod lost;
 mod order;
 mod others;
 mod paths;
+mod pauses;
 mod peace;
 mod rules;
 mod sharing;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         legacy::TESTS,
         dying::TESTS,
         peace::TESTS,
+        pauses::TESTS,
         rules::TESTS,
         paths::TESTS,
         staged::TESTS,

@@ -31,7 +31,7 @@ pub(crate) const TESTS: &[Test] = &tests![
 type Bytes = DeviceTensor<u8>;
 
 /// Longer than a stream is given after the death of a process that it waits for.
-const DOUBTED: Duration = Duration::from_secs(4);
+const DOUBTED: Duration = Duration::from_secs(6);
 
 fn an_event_recorded_anew_is_no_doubt_of_who_recorded_it_before_and_ended_in_peace() {
     /// Writes what it gets, sends it on, and ends.

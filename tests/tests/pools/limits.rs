@@ -8,6 +8,7 @@ use tensormp::mp_queue::ErrorKind;
 use tensormp::prelude::*;
 
 pub(crate) const TESTS: &[Test] = &tests![
+    a_pool_of_more_processes_than_an_arena_has_room_for_is_refused_at_once,
     a_worker_that_grows_is_replaced_after_its_task,
     what_lies_in_the_arena_does_not_count_as_a_workers_memory,
     idle_workers_leave_and_come_back,
@@ -171,4 +172,10 @@ fn a_long_task_is_no_deadlock() {
     // Longer than two looks for a deadlock are apart; the other worker waits meanwhile.
     assert_eq!(pool.call(nap, 3000).unwrap(), 3000);
     assert_eq!(pool.map(nap, [1500, 1, 1]).unwrap().count(), 3);
+}
+
+fn a_pool_of_more_processes_than_an_arena_has_room_for_is_refused_at_once() {
+    let started = Pool::builder().workers(100_000).start();
+    let text = started.unwrap_err().to_string();
+    assert!(text.contains("100000") && text.contains("4094"), "{text}");
 }

@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[Test] = with_both![
     a_map_drains_nothing_eagerly,
     a_map_takes_no_more_items_than_it_may_have_in_flight,
     an_endless_input_is_fine,
+    a_map_without_any_limit_takes_what_there_is,
     a_chunk_gives_the_same_as_its_items,
     one_items_error_leaves_the_others_alone,
     an_item_that_cannot_be_sent_fails_in_its_place,
@@ -64,6 +65,18 @@ fn a_map_drains_nothing_eagerly<W: Workers>() {
     assert_eq!(taken.get(), 0);
     assert_eq!(map.next().unwrap().unwrap(), 0);
     assert!(taken.get() <= 256, "{}", taken.get());
+}
+
+fn a_map_without_any_limit_takes_what_there_is<W: Workers>() {
+    let pool = W::builder().workers(2).start().unwrap();
+    for (chunk, in_flight) in [(1, usize::MAX), (usize::MAX, usize::MAX), (7, 1 << 50)] {
+        let map = pool.map(square, 0..50).unwrap();
+        let map = map.chunk(chunk).in_flight(in_flight);
+        let squares: Vec<_> = map.map(|outcome| outcome.unwrap()).collect();
+        assert!((0..50).map(|x| x * x).eq(squares));
+    }
+    let map = pool.map(square, 0..50).unwrap().chunk(usize::MAX);
+    assert_eq!(map.count(), 50);
 }
 
 fn a_map_takes_no_more_items_than_it_may_have_in_flight<W: Workers>() {

@@ -1,6 +1,8 @@
 //! How a queue ends: the last of a side is dropped, returns, or dies.
 
-use integration_tests::{Test, kill, pidfd, tests, wait_for_end};
+use std::time::Duration;
+
+use integration_tests::{Test, kill, pidfd, resume, stop, stop_below, tests, wait_for_end};
 use mp_queue::ErrorKind;
 use tensormp::mp_queue;
 use tensormp::prelude::*;
@@ -11,6 +13,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_closed_queue_gives_what_it_holds,
     a_queue_that_one_process_closes_is_closed_for_all,
     a_sender_that_is_killed_ends_its_receiver_with_the_cause,
+    a_pause_of_all_hides_nobodys_cause,
     a_receiver_that_is_killed_ends_its_sender_with_the_cause,
     a_queue_counts_the_consumers_that_died_with_it,
     a_get_that_others_could_serve_ends_when_a_process_is_killed,
@@ -107,6 +110,49 @@ fn a_sender_that_is_killed_ends_its_receiver_with_the_cause() {
     assert_eq!(receiver.get().unwrap(), 1);
     killed(receiver.get().unwrap_err().kind(), context.pids()[0]);
     killed(receiver.get().unwrap_err().kind(), context.pids()[0]);
+}
+
+fn a_pause_of_all_hides_nobodys_cause() {
+    type Pids = (u32, u32);
+    fn holds(_rank: usize, to: Sender<u32>) -> tensormp::Result<()> {
+        to.put(1)?;
+        loop {
+            std::thread::park();
+        }
+    }
+    fn hears(_rank: usize, (from, told): (Receiver<u32>, Sender<String>)) -> tensormp::Result<()> {
+        from.get()?;
+        told.put("it waits".to_owned())?;
+        told.put(from.get().unwrap_err().to_string())?;
+        Ok(())
+    }
+    fn starts(_rank: usize, (pids, told): (Sender<Pids>, Sender<String>)) -> tensormp::Result<()> {
+        let (to, from) = Queue::bounded(4)?.split();
+        let mut holder = spawn(holds, to, 1)?;
+        let mut hearer = spawn(hears, (from, told), 1)?;
+        pids.put((holder.pids()[0], hearer.pids()[0]))?;
+        hearer.join()?;
+        assert!(holder.join().is_err());
+        Ok(())
+    }
+    let (pids, started) = Queue::bounded(1).unwrap().split();
+    let (told, hear) = Queue::bounded(2).unwrap().split();
+    let mut starter = spawn(starts, (pids, told), 1).unwrap();
+    let (holder, hearer) = started.get().unwrap();
+    assert_eq!(hear.get().unwrap(), "it waits");
+    // First whoever would say why the other is gone, then whoever waits for that.
+    stop(starter.pids()[0]);
+    kill(holder);
+    // It waits for a moment, and then, since somebody is known to have died, for seconds more.
+    std::thread::sleep(Duration::from_millis(1000));
+    stop_below(hearer);
+    std::thread::sleep(Duration::from_secs(4));
+    resume(hearer);
+    std::thread::sleep(Duration::from_millis(300));
+    resume(starter.pids()[0]);
+    let cause = hear.get().unwrap();
+    assert!(cause.contains("killed by SIGKILL"), "{cause}");
+    starter.join().unwrap();
 }
 
 fn a_receiver_that_is_killed_ends_its_sender_with_the_cause() {

@@ -1,13 +1,12 @@
 //! Why nobody is left on the other side, as far as that was said.
 
-use std::cell::Cell;
 use std::time::Duration;
 
 use shm_core::failure::PeerFailure;
 
 use super::{CAUSE_PATIENCE, CONSUMERS, Channel, DEATH_PATIENCE, NOT_FULL, PRODUCERS};
 use crate::error::{Error, ErrorKind};
-use crate::wait::{Deadline, WaitPolicy, wait};
+use crate::wait::wait_patiently;
 
 impl Channel {
     pub(super) fn why_drained(&self) -> Error {
@@ -41,20 +40,10 @@ impl Channel {
             if !self.is_worth_waiting(patience) {
                 break;
             }
-            let patience = Deadline::after(patience);
-            let park = WaitPolicy::Park;
-            let answer = wait(
-                &self.object,
-                NOT_FULL,
-                park,
-                patience,
-                &Cell::new(None),
-                || true,
-                |_| {
-                    let said = self.said(doing).or_else(|| self.departed(end, doing));
-                    said.map(Err::<(), _>)
-                },
-            );
+            let answer = wait_patiently(&self.object, NOT_FULL, patience, |_| {
+                let said = self.said(doing).or_else(|| self.departed(end, doing));
+                said.map(Err::<(), _>)
+            });
             if let Some(Err(error)) = answer {
                 return error;
             }

@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 use shm_core::cells::Owner;
 use shm_core::crowd::Grant;
 use shm_core::object::Object;
+use shm_core::patience::Patience;
 
-use crate::channel::CAUSE_PATIENCE;
+use crate::channel::{CAUSE_PATIENCE, DEATH_PATIENCE};
 use crate::error::{Error, Result};
-use crate::wait::Patience;
+use crate::wait::LongWait;
 
 mod ear;
 
@@ -61,7 +62,7 @@ pub(crate) async fn until<R>(
         event,
         grant,
         place: None,
-        patience: None,
+        long: None,
     };
     poll_fn(|cx| waiter.poll(cx, &mut look)).await
 }
@@ -73,7 +74,7 @@ struct Waiter<'a> {
     grant: Grant,
     /// In the crowd; `None` before the first look was in vain.
     place: Option<u64>,
-    patience: Option<Patience<'a>>,
+    long: Option<LongWait<'a>>,
 }
 
 impl Waiter<'_> {
@@ -104,8 +105,8 @@ impl Waiter<'_> {
             }
             Look::NotYet(holder) => {
                 let object = self.object;
-                let patience = self.patience.get_or_insert_with(|| Patience::new(object));
-                patience.tell(holder);
+                let long = self.long.get_or_insert_with(|| LongWait::new(object));
+                long.tell(holder);
             }
             Look::Soon => ear::look_soon(self.object, self.event),
         }
@@ -135,15 +136,23 @@ impl Drop for Waiter<'_> {
 }
 
 /// When it was first asked how long ago it was first asked: how long a supervisor has been given to say why a process is
-/// gone.
+/// gone, in time in which it had its turns.
 #[derive(Debug, Default)]
-pub(crate) struct Since(Option<Instant>);
+pub(crate) struct Since(Option<Patience>);
 
 impl Since {
     /// How long ago this was first asked.
     pub(crate) fn elapsed(&mut self) -> Duration {
-        let now = Instant::now();
-        now.saturating_duration_since(*self.0.get_or_insert(now))
+        self.elapsed_at(Instant::now())
+    }
+
+    fn elapsed_at(&mut self, now: Instant) -> Duration {
+        let usual = || Patience::new_at(CAUSE_PATIENCE, now);
+        let patience = self.0.get_or_insert_with(usual);
+        if patience.is_over(now) {
+            patience.set_whole(CAUSE_PATIENCE + DEATH_PATIENCE);
+        }
+        patience.spent()
     }
 
     /// Whether the usual patience is over.
@@ -160,4 +169,23 @@ fn no_ear(error: &std::io::Error) -> Error {
             "a thread that sleeps for this process's futures could not be started: {error}; raise the limit on threads"
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_of_the_machine_is_no_time_in_which_a_supervisor_could_have_spoken() {
+        let mut since = Since::default();
+        let mut now = Instant::now();
+        assert_eq!(since.elapsed_at(now), Duration::ZERO);
+        for whole in [CAUSE_PATIENCE, CAUSE_PATIENCE + DEATH_PATIENCE] {
+            now += Duration::from_secs(60);
+            assert!(since.elapsed_at(now) < whole);
+            while since.elapsed_at(now) < whole {
+                now += Duration::from_millis(20);
+            }
+        }
+    }
 }

@@ -192,13 +192,24 @@ impl<S: 'static> Builder<S> {
     /// Starts the workers.
     ///
     /// # Errors
-    /// `NoWorker` when a process cannot be started ([`spawn::init`] was not called, say), or 0 workers are asked for;
+    /// `NoWorker` when a process cannot be started ([`spawn::init`] was not called, say), or 0 workers are asked for, or more
+    /// than an arena has room for;
     /// what an allocation in the arena can answer.
     pub fn start(mut self) -> Result<Pool<S>> {
         if self.options.workers == 0 {
             return Err(Error::new(
                 ErrorKind::NoWorker,
                 "a pool of 0 workers was asked for: nobody would do its tasks, so ask for at least 1",
+            ));
+        }
+        let (workers, most) = (self.options.workers, Arena::PARTICIPANTS_MAX - 1);
+        if !self.threads && workers > most {
+            return Err(Error::new(
+                ErrorKind::NoWorker,
+                format!(
+                    "a pool of {workers} workers was asked for, and an arena has room for {most} processes beside this one; ask for fewer, about as many as \
+                     there are CPUs"
+                ),
             ));
         }
         if self.threads {

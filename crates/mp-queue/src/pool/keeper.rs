@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shm_core::deadlock::Servant;
+use shm_core::patience::Patience;
 
 use super::crew::{Crew, Flight, Leader, Phase, Request, State, Worker, closed};
 use super::launcher::{Cause, End};
@@ -161,13 +162,13 @@ pub(super) fn launch(crew: &Arc<Crew>) -> Result<()> {
 
 /// Looks after a worker that has ended: what it had told is heard, what it had begun is lost, the rest is for others.
 fn bury(crew: &Crew, id: u64, end: &End) {
-    let until = Instant::now() + REAPING;
+    let mut wait = Patience::new(REAPING);
     loop {
         let mut state = crew.lock();
         let Some(at) = state.workers.iter().position(|worker| worker.id == id) else {
             return;
         };
-        if let Some(worker) = crew.settle(&mut state, at, end, Instant::now() >= until) {
+        if let Some(worker) = crew.settle(&mut state, at, end, wait.is_over(Instant::now())) {
             crew.dispatch(&mut state);
             state.wake_followers();
             drop(state);

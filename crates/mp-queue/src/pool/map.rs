@@ -48,6 +48,9 @@ pub struct Map<'p, I, V> {
     pool: PhantomData<&'p ()>,
 }
 
+/// For so many messages at a time there is room before they are counted.
+const AT_ONCE: usize = 1024;
+
 struct Slot {
     items: usize,
     /// `None`: not yet. Taken out: given out already.
@@ -114,7 +117,8 @@ where
             let state = self.crew.lock();
             let depth = self.crew.depth(&state);
             drop(state);
-            2 * depth * self.crew.options.workers * self.chunk
+            let messages = 2 * depth * self.crew.options.workers;
+            messages.saturating_mul(self.chunk)
         })
     }
 
@@ -126,7 +130,9 @@ where
         }
         let limit = self.limit();
         self.last_limit = limit;
-        let mut requests = Vec::with_capacity(limit.saturating_sub(self.taken));
+        // As many as there is mostly room for: a limit that is none, `usize::MAX`, is no size.
+        let most = limit.saturating_sub(self.taken).div_ceil(self.chunk);
+        let mut requests = Vec::with_capacity(most.min(AT_ONCE));
         while self.taken < limit {
             let most = self.chunk.min(limit - self.taken);
             let Some(items) = &mut self.items else { break };

@@ -21,6 +21,7 @@ use crate::failure::Named;
 use crate::layout::{WORD, row};
 use crate::object::Object;
 use crate::participant::table::Row;
+use crate::patience::Patience;
 
 mod group;
 mod scan;
@@ -112,7 +113,7 @@ pub struct Waiting {
     apart: Duration,
     /// It is a wait for processes.
     joins: bool,
-    last: Option<(Instant, Snapshot)>,
+    last: Option<(Patience, Snapshot)>,
 }
 
 /// The words of entry `entry` of a row.
@@ -197,11 +198,11 @@ impl Waiting {
         };
         // A second look soon: only what has not changed at all is a deadlock.
         self.next_look = now + Duration::from_millis(450);
-        let Some((first, _)) = self.last.as_ref().filter(|(_, last)| *last == snapshot) else {
-            self.last = Some((now, snapshot));
+        let Some((wait, _)) = self.last.as_mut().filter(|(_, last)| *last == snapshot) else {
+            self.last = Some((Patience::new_at(DEFERENCE, now), snapshot));
             return None;
         };
-        let leave_it = joined && !self.joins && now < *first + DEFERENCE;
+        let leave_it = joined && !wait.is_over(now) && !self.joins;
         (!leave_it).then(|| snapshot.tell(&self.arena))
     }
 

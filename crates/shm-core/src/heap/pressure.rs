@@ -15,6 +15,7 @@ use crate::cells::Owner;
 use crate::chunk::{Chunks, State, Use};
 use crate::layout::{header, row};
 use crate::participant::table::Row;
+use crate::patience::Patience;
 use crate::segment::Segment;
 
 /// How long an allocation that would fail waits for others at most: a little longer than a watcher sleeps.
@@ -29,7 +30,7 @@ pub(crate) struct Request<'a> {
     number: u64,
     /// Those who keep something and have not answered.
     waiting_for: Vec<Owner>,
-    until: Instant,
+    wait: Patience,
 }
 
 impl<'a> Request<'a> {
@@ -54,7 +55,7 @@ impl<'a> Request<'a> {
             arena,
             number,
             waiting_for,
-            until: Instant::now() + PATIENCE,
+            wait: Patience::new(PATIENCE),
         })
     }
 
@@ -71,7 +72,7 @@ impl<'a> Request<'a> {
             if self.waiting_for.len() < before {
                 return true;
             }
-            if Instant::now() >= self.until {
+            if self.wait.is_over(Instant::now()) {
                 let late = self.waiting_for.drain(..).map(|owner| (owner, self.number));
                 self.arena.heap().inner.lock().silent.extend(late);
                 return false;

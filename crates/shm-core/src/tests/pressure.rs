@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
 use super::{arena, assert_empty, join, lend, lent};
 use crate::arena::Arena;
 use crate::error::ErrorKind;
-use crate::heap::Request;
+use crate::heap::{PATIENCE, Request};
 use crate::layout::header;
 use crate::line::Mode;
 use crate::room::FixedLimits;
@@ -76,6 +76,24 @@ fn an_idle_process_answers_whatever_its_free_memory_consists_of() {
         until_given_back(&one);
         assert_empty(&one);
     }
+}
+
+#[test]
+fn who_asks_for_memory_waits_on_after_a_pause_in_which_nobody_had_a_turn() {
+    let limits = Arc::new(FixedLimits::new(u64::MAX));
+    let (one, other) = kept_by_another(&limits);
+    other.end_watcher();
+    let mut request = Request::send(&one).expect("somebody keeps memory");
+    std::thread::sleep(PATIENCE + Duration::from_millis(100));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // In time, for who had no turn until now.
+            std::thread::sleep(Duration::from_millis(50));
+            other.heap().answer(other.segment());
+        });
+        assert!(request.wait(), "given up at the first look");
+    });
+    assert_empty(&one);
 }
 
 #[test]

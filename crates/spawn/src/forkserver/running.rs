@@ -21,7 +21,7 @@ use crate::entry::MARKER;
 use crate::error::{Error, ErrorKind, Exit, Result};
 use crate::fork;
 use crate::launch::{Launched, NO_DESCRIPTOR, Plan, advice, greet, title};
-use crate::link::{self, say};
+use crate::link::{self, Patience, say};
 use crate::rights::Rights;
 use crate::server::{Answer, ORDER, Order};
 use crate::trampoline::Target;
@@ -105,15 +105,14 @@ impl Server {
                 format!("the fork server{preloading} could not be started: {what}"),
             )
         };
-        let until = Instant::now().checked_add(deadline);
-        match server.hear(until).map_err(refused)? {
+        let mut wait = Patience::new(deadline);
+        match server.hear(&mut wait).map_err(refused)? {
             (Answer::Arrived, _) => {}
             (answer, _) => return Err(refused(unexpected(answer))),
         }
-        let arrived = Instant::now();
-        let mut until = arrived.checked_add(deadline);
+        let mut wait = Patience::new(deadline);
         if let Some((f, limit)) = &preload {
-            if *limit > deadline && !server.speaks(until).map_err(refused)? {
+            if *limit > deadline && !server.speaks(&mut wait).map_err(refused)? {
                 say!(
                     warn,
                     pid = server.pid,
@@ -121,8 +120,8 @@ impl Server {
                     f.name
                 );
             }
-            until = arrived.checked_add(*limit);
-            if !server.speaks(until).map_err(refused)? {
+            wait.set_whole(*limit);
+            if !server.speaks(&mut wait).map_err(refused)? {
                 server.give_up();
                 return Err(refused(format!(
                     "that had not returned within {limit:?}, so the server (pid {}) was killed; \
@@ -131,7 +130,7 @@ impl Server {
                 )));
             }
         }
-        let arrived = server.hear(until);
+        let arrived = server.hear(&mut wait);
         let arrived = arrived.map_err(|what| match &preload {
             Some(_) if server.ended => format!("{what} before that had returned"),
             _ => what,
@@ -168,16 +167,10 @@ impl Server {
         !control::is_one_of_a_pair_of(self.control.as_fd(), self.owner)
     }
 
-    /// Whether it says something until then.
-    fn speaks(&self, until: Option<Instant>) -> Result<bool, String> {
-        let mut look = [PollFd::new(&self.control, PollFlags::IN)];
-        loop {
-            match poll(&mut look, left(until).as_ref()) {
-                Ok(ready) => return Ok(ready > 0),
-                Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(errno) => return Err(format!("its socket cannot be watched: {errno}")),
-            }
-        }
+    /// Whether it says something before that is over.
+    fn speaks(&self, wait: &mut Patience) -> Result<bool, String> {
+        let speaks = control::is_readable(&self.control, wait);
+        speaks.map_err(|errno| format!("its socket cannot be watched: {errno}"))
     }
 
     /// One that does not answer may be stopped: it must not make a process later that nobody expects.
@@ -207,8 +200,8 @@ impl Server {
     }
 
     /// The next answer.
-    fn hear(&mut self, until: Option<Instant>) -> Result<(Answer, Vec<OwnedFd>), String> {
-        if !self.speaks(until)? {
+    fn hear(&mut self, wait: &mut Patience) -> Result<(Answer, Vec<OwnedFd>), String> {
+        if !self.speaks(wait)? {
             self.give_up();
             return Err(self.silent());
         }
@@ -232,14 +225,14 @@ impl Server {
         self.serves();
         let environment = self.changes();
         let directory = rustix::fs::open(".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
-        let until = Instant::now().checked_add(deadline);
+        let mut wait = Patience::new(deadline);
         // One that is stopped takes nothing, and its socket has room for so much only.
-        let patience = deadline.clamp(Duration::from_millis(1), Duration::from_secs(3600));
-        let _ = sockopt::set_socket_timeout(&self.control, sockopt::Timeout::Send, Some(patience));
+        let step = (deadline / 8).clamp(Duration::from_millis(1), Duration::from_secs(3600));
+        let _ = sockopt::set_socket_timeout(&self.control, sockopt::Timeout::Send, Some(step));
         let mut asked = Vec::with_capacity(plans.len());
         let mut failed = None;
         for plan in plans {
-            match self.ask(plan, &environment, directory.as_ref()) {
+            match self.ask(plan, &environment, directory.as_ref(), &mut wait) {
                 Ok(ours) => asked.push((plan, ours)),
                 Err(error) => {
                     self.ended |= self.has_ended() && !self.given_up;
@@ -251,7 +244,7 @@ impl Server {
         link::failpoint!("forkserver.asked");
         let mut nobody = true;
         for (plan, control) in asked {
-            match self.answered(plan, until) {
+            match self.answered(plan, &mut wait) {
                 Ok((pid, pidfd)) => launched.push(Launched {
                     pid,
                     pidfd: Some(pidfd),
@@ -259,7 +252,7 @@ impl Server {
                 }),
                 Err(error) => {
                     failed.get_or_insert((error, self.ended));
-                    nobody &= end_unannounced(&control, until);
+                    nobody &= end_unannounced(&control, &mut wait);
                 }
             }
         }
@@ -276,6 +269,7 @@ impl Server {
         plan: &Plan,
         environment: &[(Vec<u8>, Option<Vec<u8>>)],
         directory: Option<&OwnedFd>,
+        wait: &mut Patience,
     ) -> Result<OwnedFd> {
         let (ours, theirs) = greet(plan)?;
         // In case that the server does not live to say who it is.
@@ -305,7 +299,13 @@ impl Server {
                          started by the server, or start this one by \"spawn\"", bytes.len()),
             ));
         }
-        match control::send(self.control.as_fd(), &bytes, &descriptors) {
+        let sent = loop {
+            match control::send(self.control.as_fd(), &bytes, &descriptors) {
+                Err(Errno::AGAIN) if !wait.is_over(Instant::now()) => {}
+                sent => break sent,
+            }
+        };
+        match sent {
             Ok(()) => Ok(ours),
             Err(Errno::AGAIN) => {
                 self.give_up();
@@ -320,9 +320,9 @@ impl Server {
     }
 
     /// The child that was asked for.
-    fn answered(&mut self, plan: &Plan, until: Option<Instant>) -> Result<(u32, OwnedFd)> {
+    fn answered(&mut self, plan: &Plan, wait: &mut Patience) -> Result<(u32, OwnedFd)> {
         let failed = |reason: String| plan.failed("the fork server gave none", reason);
-        match self.hear(until).map_err(failed)? {
+        match self.hear(wait).map_err(failed)? {
             (Answer::Started { pid }, mut descriptors) => match descriptors.pop() {
                 Some(pidfd) => Ok((pid.unsigned_abs(), pidfd)),
                 None => {
@@ -362,11 +362,9 @@ impl Server {
 /// Ends a child that may have been made without an answer: its server was killed in between. It is ours to wait for, and
 /// what it says by its socket comes with its process id. Whether there certainly is none that could have run anything:
 /// then nobody has the other end of that socket, and the greeting in it was never read.
-fn end_unannounced(control: &OwnedFd, until: Option<Instant>) -> bool {
-    let mut look = [PollFd::new(control, PollFlags::IN)];
-    match poll(&mut look, left(until).as_ref()) {
-        Ok(1..) => {}
-        _ => return false,
+fn end_unannounced(control: &OwnedFd, wait: &mut Patience) -> bool {
+    if control::is_readable(control, wait) != Ok(true) {
+        return false;
     }
     match control::sender(control.as_fd()) {
         Ok(Some(pid)) => {
@@ -378,17 +376,6 @@ fn end_unannounced(control: &OwnedFd, until: Option<Instant>) -> bool {
         Ok(None) => false,
         Err(errno) => errno == Errno::CONNRESET,
     }
-}
-
-/// What is left until then, for `poll`.
-fn left(until: Option<Instant>) -> Option<Timespec> {
-    until.map(|until| {
-        let left = until.saturating_duration_since(Instant::now());
-        Timespec {
-            tv_sec: left.as_secs().min(i32::MAX as u64) as i64,
-            tv_nsec: left.subsec_nanos().into(),
-        }
-    })
 }
 
 fn unexpected(answer: Answer) -> String {

@@ -23,7 +23,7 @@ fn running() -> Member {
         leaving: false,
         signalled: false,
         exit: None,
-        deadline: None,
+        due: None,
         settled: false,
         tail: None,
         daemon: false,
@@ -89,7 +89,7 @@ fn a_process_whose_socket_ended_while_it_lives_is_lost() {
     member.control = Some(Arc::new(ours));
     drop(theirs);
     member.hear(&mut Vec::new(), true, &mut Vec::new());
-    assert!(member.deadline().is_some());
+    assert!(member.next_look().is_some());
     let failure = member.overdue(Duration::ZERO).unwrap();
     assert!(
         matches!(failure.kind, ErrorKind::LostContact { .. }),
@@ -108,7 +108,7 @@ fn what_was_lost_in_this_program_is_lost_contact_and_no_process_that_never_ran()
     // Heard while it lives, and at its end.
     let mut member = silent();
     member.hear(&mut Vec::new(), true, &mut Vec::new());
-    assert!(member.deadline().is_some());
+    assert!(member.next_look().is_some());
     for (mut member, exit, how) in [
         (member, Exit::Code(0), "it exited with code 0"),
         (silent(), Exit::Code(0), "it exited with code 0"),
