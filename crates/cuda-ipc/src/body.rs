@@ -221,7 +221,6 @@ impl Body {
         object.expect(ObjectKind::DeviceMemory)?;
         let said = Described::read(&object)?;
         let visited = hub.visit(said.station)?;
-        visited.refuse(said.path);
         geometry.check(bytes as usize, geometry.dtype().align())?;
         let index = u32::try_from(index).map_err(|_| malformed("a block beyond all memory"))?;
         let device = Device::by_uuid(said.uuid)?;
@@ -257,6 +256,8 @@ impl Body {
                 fetch(span).and_then(|copy| Self::from_copy(&copy, geometry, device))
             }
         }?;
+        // Where a copy cannot be had either, something else is wrong, which may pass.
+        visited.refuse(said.path);
         hub.note_peer(said.origin, said.pid, Path::Host, &refusal.to_string());
         Ok(body)
     }

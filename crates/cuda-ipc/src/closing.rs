@@ -33,7 +33,7 @@ const LINGER: Duration = Duration::from_secs(5);
 /// How often [`close`] looks whether waiting is of any use.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long [`collect`] looks until it sees that this process's work on memory of others is done.
+/// How long [`collect`] looks until it sees that this process's work is done on memory where the driver does not wait for that.
 const SETTLED_BY: Duration = Duration::from_secs(1);
 
 impl Hub {
@@ -52,29 +52,41 @@ impl Hub {
             let Some(device) = pool.lock().device() else {
                 continue;
             };
-            let free = || {
-                let gone = pool.lock().take_unused(|memory| {
-                    if memory.is_open_elsewhere() {
-                        memory.retire(self);
-                        return false;
-                    }
-                    self.is_quiet(memory)
-                });
-                let (others, own): (Vec<_>, Vec<_>) =
-                    gone.into_iter().partition(|memory| memory.is_wrapped());
-                freed += own.iter().map(|memory| self.give_up(memory)).sum::<u64>();
-                others
-            };
-            let Some(gone) = self.at_rest(device, until, held, free) else {
-                // Others can close it meanwhile.
-                pool.lock().take_unused(|memory| {
-                    if memory.is_open_elsewhere() {
-                        memory.retire(self);
-                    }
-                    false
-                });
-                continue;
-            };
+            let mut gone = Vec::new();
+            let mut wait = Patience::new(SETTLED_BY);
+            // As for what is closed: that work is done is seen a moment later.
+            loop {
+                let mut is_late = false;
+                let free = || {
+                    let unused = pool.lock().take_unused(|memory| {
+                        if memory.is_open_elsewhere() {
+                            memory.retire(self);
+                            return false;
+                        }
+                        let is_over = memory.worked.lock().is_over();
+                        is_late |= !is_over;
+                        is_over && self.is_quiet(memory)
+                    });
+                    let (others, own): (Vec<_>, Vec<_>) =
+                        unused.into_iter().partition(|memory| memory.is_wrapped());
+                    freed += own.iter().map(|memory| self.give_up(memory)).sum::<u64>();
+                    gone.extend(others);
+                };
+                if self.at_rest(device, until, held, free).is_none() {
+                    // Others can close it meanwhile.
+                    pool.lock().take_unused(|memory| {
+                        if memory.is_open_elsewhere() {
+                            memory.retire(self);
+                        }
+                        false
+                    });
+                    break;
+                }
+                if !is_late || !is_before(until) || wait.is_over(Instant::now()) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
             // Whoever made it may do anything when it goes.
             for memory in gone {
                 freed += self.give_up(&memory);
@@ -113,11 +125,8 @@ impl Hub {
         })
     }
 
-    /// Whether all work on a memory is over; that of this process in streams of its device is.
+    /// Whether all work of others on a memory is over.
     fn is_quiet(&self, memory: &Arc<Memory>) -> bool {
-        if !memory.worked.lock().is_over() {
-            return false;
-        }
         let Ok(station) = self.station() else {
             return false;
         };
@@ -161,6 +170,7 @@ impl Hub {
             let mut wait = Patience::new(SETTLED_BY);
             let close = || self.close_there(device, true);
             while self.at_rest(device, until, held, close) == Some(false)
+                && is_before(until)
                 && !wait.is_over(Instant::now())
             {
                 std::thread::sleep(Duration::from_micros(50));
@@ -225,6 +235,10 @@ impl Hub {
         };
         stuck::all().into_iter().map(on).collect()
     }
+}
+
+fn is_before(until: Option<Instant>) -> bool {
+    until.is_none_or(|until| Instant::now() < until)
 }
 
 /// What this process has done with device tensors so far, and what it holds.

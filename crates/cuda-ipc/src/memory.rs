@@ -50,7 +50,7 @@ pub(crate) struct Memory {
     after: Mutex<Vec<SmallVec<[Stream; 1]>>>,
     pub(crate) uses: Mutex<HashMap<u32, Weak<Use>>>,
     /// This process's work on it in tensors that are gone, where giving it back would not wait for that: on memory that
-    /// somebody else made, or in streams of other devices.
+    /// somebody else made or that is mapped, or in streams of other devices.
     pub(crate) worked: Mutex<Work>,
 }
 
@@ -226,9 +226,11 @@ impl Memory {
 
     /// Notes which streams used a block last.
     pub(crate) fn used_by(&self, index: u32, streams: SmallVec<[Stream; 2]>) {
-        // The driver waits for those of the memory's own device when the memory is given back, and for no others.
+        // The driver waits for those of the memory's own device when the memory is freed, and for no others; and for none when
+        // it is unmapped.
         let is_elsewhere = |stream: &Stream| stream.device() != self.device;
-        if self.is_wrapped() || streams.iter().any(is_elsewhere) {
+        let is_mapped = self.path == Path::Descriptor;
+        if is_mapped || self.is_wrapped() || streams.iter().any(is_elsewhere) {
             self.worked.lock().note(&streams);
         }
         if let Some(after) = self.after.lock().get_mut(index as usize) {

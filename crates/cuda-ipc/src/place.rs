@@ -193,9 +193,18 @@ impl Place {
                 joint::once(stream, &self.event(id)?, || self.wait(stream, id, by))
             }
             Mark::Done(_) => Ok(()),
-            Mark::None | Mark::Bound(_) | Mark::Claimed(..) | Mark::Lent(_) | Mark::Kept(_) => Err(
-                crate::layout::malformed("a tensor that nobody says to have written"),
-            ),
+            _ => Err(unwritten()),
+        }
+    }
+
+    /// As [`arrive`](Self::arrive), but this thread waits.
+    pub(crate) fn wait_for_writer(&self, index: u32, patience: Duration) -> Result<()> {
+        match self.mark(index, block::READY) {
+            Mark::Recorded(id, by) | Mark::Joint(id, by) => {
+                self.wait_here(&*self.event(id)?, by, patience)
+            }
+            Mark::Done(_) => Ok(()),
+            _ => Err(unwritten()),
         }
     }
 
@@ -458,4 +467,8 @@ impl Place {
             ),
         )
     }
+}
+
+fn unwritten() -> Error {
+    crate::layout::malformed("a tensor that nobody says to have written")
 }

@@ -255,21 +255,14 @@ fn fulfil(request: Request) -> Result<OwnedFd> {
     if place.turn(index) != request.turn {
         return Err(malformed("a block that was given to somebody else since"));
     }
-    // A stream of its own: the user's are the user's, and may be held up.
-    let stream = Stream::new(device)?;
-    place.arrive(index, &stream)?;
+    // This thread waits, and no stream: were the writer killed, memory of this process would stay behind that. Nobody waits for
+    // the answer any longer than that.
+    place.wait_for_writer(index, PATIENCE)?;
     let mut bytes = vec![0; request.bytes as usize];
     let from = place.address_of(index)? + request.start;
-    // Nobody waits for the answer any longer than that.
-    let until = Instant::now() + PATIENCE;
-    let calm = stream.gate_until(Some(until))?.ok_or_else(|| {
-        Error::new(
-            ErrorKind::TimedOut,
-            format!("whoever writes the tensor was not done within {PATIENCE:?}"),
-        )
-    })?;
+    // A stream of its own: the user's are the user's, and may be held up.
+    let stream = Stream::new(device)?;
     hub.driver.read(stream.raw()?, &mut bytes, from)?;
-    drop(calm);
     let failed = |error: std::io::Error| {
         Error::new(
             ErrorKind::System,
@@ -331,32 +324,53 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
             Errno::PERM => "; the process there is another user's",
             _ => "",
         };
+        let kind = match errno {
+            // It is this process that lacks something, and may have it later: no reason for another way.
+            Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => ErrorKind::System,
+            _ => ErrorKind::NoPath,
+        };
         Error::new(
-            ErrorKind::NoPath,
+            kind,
             format!("asking process {pid} for device memory: {errno}{hint}"),
         )
     };
     let mut wait = Patience::new(patience);
     let mut may_come =
         || !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin);
-    let visit = loop {
-        match socket::visit(&name, SLICE.min(patience)) {
-            // Many others wait to be heard.
-            Err(Errno::AGAIN) if may_come() => {}
-            other => break other.map_err(failed)?,
-        }
-    };
-    let lost = |errno: Errno| {
-        if matches!(errno, Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED) {
-            visited.has_hung_up();
-        }
-        failed(errno)
-    };
-    socket::send(&visit, &request.to_bytes(), None).map_err(lost)?;
     let (bytes, descriptor) = loop {
-        match socket::receive(&visit) {
-            Err(Errno::AGAIN) if may_come() => {}
-            other => break other.map_err(lost)?,
+        let visit = loop {
+            match socket::visit(&name, SLICE.min(patience)) {
+                // Many others wait to be heard.
+                Err(Errno::AGAIN) if may_come() => {}
+                other => break other.map_err(failed)?,
+            }
+        };
+        let since = Instant::now();
+        shm_core::failpoint!("device.ask.connected");
+        let answered = socket::send(&visit, &request.to_bytes(), None).and_then(|()| {
+            loop {
+                match socket::receive(&visit) {
+                    Err(Errno::AGAIN) if may_come() => {}
+                    // It has gone.
+                    Ok((bytes, _)) if bytes.is_empty() => break Err(Errno::CONNREFUSED),
+                    other => break other,
+                }
+            }
+        });
+        let errno = match answered {
+            Ok(answer) => break answer,
+            Err(errno) => errno,
+        };
+        if !matches!(errno, Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED) {
+            return Err(failed(errno));
+        }
+        visited.has_hung_up();
+        // This process was stopped, it may be, and was not waited for: it comes once more.
+        if since.elapsed() < HEARD_BY || !object.arena().is_running(visited.origin) {
+            return Err(failed(errno));
+        }
+        if !may_come() {
+            return Err(late());
         }
     };
     match (bytes.split_first(), descriptor) {
@@ -368,7 +382,7 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
                 String::from_utf8_lossy(text)
             ),
         )),
-        (None, _) => Err(lost(Errno::CONNREFUSED)),
+        (None, _) => Err(failed(Errno::CONNREFUSED)),
     }
 }
 

@@ -64,6 +64,7 @@ mod armed {
         "forkserver.asked",
         "forkserver.copied",
         "forkserver.found",
+        "device.ask.connected",
         "device.ready.recorded",
         "device.joint.recorded",
         "device.release.claimed",

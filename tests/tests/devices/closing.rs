@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cuda_emulator::{Driver, Knobs};
-use cuda_ipc::{DeviceTensor, ErrorKind, Options, Path};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, Options, Path, Stream};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 
@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     an_idle_process_closes_what_it_is_asked_to_close,
     a_full_device_gets_back_what_an_idle_process_has_open,
     memory_is_unmapped_only_when_this_process_is_done_with_it,
+    memory_is_unmapped_only_when_this_process_is_done_with_what_it_dropped,
     what_was_known_of_processes_that_have_ended_is_forgotten_by_itself,
     memory_that_was_opened_and_cannot_be_used_is_closed_again,
     what_another_thread_is_about_to_close_is_closed_when_collect_returns,
@@ -299,4 +300,31 @@ fn memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow() {
     assert_eq!(there.to_vec().unwrap()[0], 5);
     drop(there);
     assert_eq!(cuda_ipc::collect(), 2 << 20);
+}
+
+fn memory_is_unmapped_only_when_this_process_is_done_with_what_it_dropped() {
+    let session = with(&Knobs::new().delay(Duration::from_millis(20)));
+    Options::new().path(Path::Descriptor).install().unwrap();
+    let device = Device::new(0).unwrap();
+    let [one, two] = [(); 2].map(|()| Stream::new(device).unwrap());
+    let new = || Bytes::zeros_on(&one, [3 << 20]).unwrap();
+    let mut late = [new(), new()];
+    let mut busy = Bytes::zeros_on(&two, [100]).unwrap();
+    one.synchronize().unwrap();
+    (0..15).for_each(|_| busy.clear().unwrap());
+    let before = session.calls();
+    std::thread::scope(|scope| {
+        scope.spawn(cuda_ipc::collect);
+        // It has seen that the first stream has nothing to do, and waits for the second.
+        while session.calls().of("cuEventQuery") == before.of("cuEventQuery") {
+            std::thread::yield_now();
+        }
+        (0..15).for_each(|_| late.iter_mut().for_each(|one| one.clear().unwrap()));
+        drop(late);
+        // Sees that both are free, and takes one.
+        drop(new());
+    });
+    one.synchronize().unwrap();
+    drop(busy);
+    all_is_well(session);
 }

@@ -5,9 +5,10 @@ use std::time::Duration;
 use cuda_ipc::{Device, DeviceTensor, Options, Path, PinnedTensor, SharedDeviceTensor};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
+use tensormp::spawn_api::builder;
 
 use crate::lost::{Behind, behind, dies};
-use crate::support::machine;
+use crate::support::{machine, no_memory_is_left};
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_pinned_tensor_is_copied_again_though_a_stream_that_read_it_before_is_lost,
@@ -15,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_view_of_a_copy_comes_though_the_stream_of_the_first_one_is_lost,
     events_of_a_stream_that_is_lost_give_way_to_others,
     an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin,
+    who_makes_a_copy_for_another_process_does_not_stay_behind_the_dead,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -109,18 +111,21 @@ fn events_of_a_stream_that_is_lost_give_way_to_others() {
     }
 }
 
+type Part = (Receiver<Bytes>, Sender<Shared>, [Event; 2]);
+
+/// Writes what it receives when it may, and sends it on.
+fn write(_rank: usize, (from, to, [ready, go]): Part) -> tensormp::Result<()> {
+    let mut tensor = from.get()?;
+    tensor.stream().synchronize()?;
+    ready.set();
+    go.wait()?;
+    tensor.clear()?;
+    to.put(tensor.freeze())?;
+    std::thread::sleep(Duration::from_secs(60));
+    Ok(())
+}
+
 fn an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin() {
-    type Part = (Receiver<Bytes>, Sender<Shared>, [Event; 2]);
-    fn write(_rank: usize, (from, to, [ready, go]): Part) -> tensormp::Result<()> {
-        let mut tensor = from.get()?;
-        tensor.stream().synchronize()?;
-        ready.set();
-        go.wait()?;
-        tensor.clear()?;
-        to.put(tensor.freeze())?;
-        std::thread::sleep(Duration::from_secs(60));
-        Ok(())
-    }
     /// Has it alone before it is known here that its own stream is lost.
     fn thaw(
         _rank: usize,
@@ -160,4 +165,42 @@ fn an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin() {
         assert_eq!(receiver.get().unwrap().to_vec().unwrap(), [0; 3]);
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+fn who_makes_a_copy_for_another_process_does_not_stay_behind_the_dead() {
+    fn read(
+        _rank: usize,
+        (from, begins): (Receiver<Shared>, Event),
+    ) -> tensormp::Result<Option<String>> {
+        cuda_ipc::devices()?;
+        begins.set();
+        Ok(from.get().err().map(|error| error.to_string()))
+    }
+    let session = machine();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let (on, out) = Queue::bounded(1).unwrap().split();
+    let [ready, go, begins] = [(); 3].map(|()| Event::new().unwrap());
+    let mut writer = spawn(write, (from, on, [ready.clone(), go.clone()]), 1).unwrap();
+    // As in another container: it asks this process for a copy.
+    let reader = builder().env("CUDA_EMULATOR_FAIL", "cuIpcOpenMemHandle_v2:201");
+    let mut reader = reader.spawn(read, (out, begins.clone()), 1).unwrap();
+    to.put(Bytes::zeros([3]).unwrap()).unwrap();
+    ready.wait().unwrap();
+    begins.wait().unwrap();
+    session.hold();
+    let me = std::process::id();
+    let before = session.calls_of(me);
+    go.set();
+    // For the writer: a stream of this process, or a thread.
+    let so_far = |symbol| session.calls_of(me).of(symbol) - before.of(symbol);
+    while so_far("cuStreamWaitEvent") == 0 && so_far("cuEventQuery") < 3 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    writer.kill();
+    assert!(writer.join().is_err());
+    session.let_go();
+    let error = reader.join().unwrap()[0].clone().unwrap();
+    assert!(error.contains("has ended before its work"), "{error}");
+    assert_eq!(cuda_ipc::stats().stuck.len(), 0);
+    no_memory_is_left(session);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cuda_emulator::{Feature, Knobs};
 use cuda_ipc::{DeviceTensor, Options, Path, SharedDeviceTensor};
-use integration_tests::{Test, tests};
+use integration_tests::{Test, resume, see_stopped, tests};
 use tensormp::prelude::*;
 
 use crate::support::{machine, no_memory_is_left, with};
@@ -16,7 +16,10 @@ pub(crate) const TESTS: &[Test] = &tests![
     no_copy_through_the_host_does_harm_to_who_receives_it,
     whatever_the_lending_thread_is_asked_it_answers_and_goes_on,
     visitors_that_say_nothing_keep_nobody_waiting,
+    a_visitor_that_was_stopped_for_too_long_comes_once_more,
     a_process_without_descriptors_is_told_so_and_goes_on_when_it_has_some,
+    a_process_without_descriptors_does_not_change_the_way_to_others,
+    what_an_origin_could_not_do_for_once_does_not_change_the_way,
 ];
 
 /// A device tensor in a message, as what it is made of: which way, the token's words, how the elements lie.
@@ -235,12 +238,43 @@ fn visitors_that_say_nothing_keep_nobody_waiting() {
     no_memory_is_left(session);
 }
 
+fn a_visitor_that_was_stopped_for_too_long_comes_once_more() {
+    fn read(_rank: usize, from: Receiver<DeviceTensor<u8>>) -> tensormp::Result<(u8, u64)> {
+        #[cfg(debug_assertions)]
+        tensormp::shm_core::failpoint::arm(Some("device.ask.connected=stop"));
+        let tensor = from.get()?;
+        // As it is asked for, and not a copy of it.
+        Ok((tensor.to_vec()?[2], cuda_ipc::stats().staged))
+    }
+    if !cfg!(debug_assertions) {
+        return eprintln!("skipped: this build has no failpoints");
+    }
+    let session = machine();
+    Options::new().path(Path::Descriptor).install().unwrap();
+    let tensor = DeviceTensor::from_slice([100], &[4_u8; 100]).unwrap();
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    let mut reader = spawn(read, receiver, 1).unwrap();
+    sender.put(tensor).unwrap();
+    let pid = reader.pids()[0];
+    see_stopped(pid);
+    // One that came later and says nothing either is left: so is that one.
+    let silent = visit(std::process::id()).unwrap();
+    let said = rustix::net::recv(&silent, &mut [0; 8], rustix::net::RecvFlags::empty());
+    assert_eq!(said.unwrap().0, 0);
+    resume(pid);
+    assert_eq!(reader.join().unwrap(), [(4, 0)]);
+    no_memory_is_left(session);
+}
+
 /// This process has no room for more descriptors while it lives.
 #[expect(dead_code, reason = "held, and given back together")]
 struct Full(Vec<OwnedFd>);
 
 impl Full {
     fn new() -> Self {
+        let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        limit.current = Some(64);
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
         let mut all = Vec::new();
         loop {
             let Ok(one) = rustix::io::dup(io::stderr()) else {
@@ -257,9 +291,6 @@ fn a_process_without_descriptors_is_told_so_and_goes_on_when_it_has_some() {
         let first = from.get()?;
         // It is open now, also where its origin took long to answer.
         first.to_vec()?;
-        let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        limit.current = Some(64);
-        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
         let full = Full::new();
         // When it comes, or at its first use where its origin takes long to answer.
         let tensor = from.get().map_err(tensormp::Error::from);
@@ -283,5 +314,62 @@ fn a_process_without_descriptors_is_told_so_and_goes_on_when_it_has_some() {
     let (error, last) = context.join().unwrap()[0].clone();
     assert!(error.contains("descriptor"), "{error}");
     assert_eq!(last, 3);
+    no_memory_is_left(session);
+}
+
+fn a_process_without_descriptors_does_not_change_the_way_to_others() {
+    fn read(_rank: usize, from: Receiver<DeviceTensor<u8>>) -> tensormp::Result<String> {
+        from.get()?.to_vec()?;
+        let full = Full::new();
+        let tensor = from.get().map_err(tensormp::Error::from);
+        let read = tensor.and_then(|tensor| Ok(tensor.to_vec()?));
+        drop(full);
+        Ok(read.unwrap_err().to_string())
+    }
+    let session = with(&Knobs::new().without(Feature::LegacyIpc));
+    let (sender, receiver) = Queue::bounded(3).unwrap().split();
+    let mut context = spawn(read, receiver, 1).unwrap();
+    for _ in 0..2 {
+        sender
+            .put(DeviceTensor::<u8>::zeros([3 << 20]).unwrap())
+            .unwrap();
+    }
+    let error = &context.join().unwrap()[0];
+    assert!(error.contains("ulimit -n"), "{error}");
+    let next = DeviceTensor::<u8>::zeros([3]).unwrap();
+    assert_eq!(next.path(), Path::Descriptor);
+    drop((next, sender));
+    no_memory_is_left(session);
+}
+
+fn what_an_origin_could_not_do_for_once_does_not_change_the_way() {
+    type Bytes = DeviceTensor<u8>;
+    fn read(_rank: usize, from: Receiver<Bytes>) -> tensormp::Result<(String, u8)> {
+        // What fails for once, fails here as well.
+        let _ = Bytes::zeros([3])?.to_vec();
+        Ok((
+            from.get().unwrap_err().to_string(),
+            from.get()?.to_vec()?[2],
+        ))
+    }
+    // As if it had no file descriptor left: neither of its memory, after a trial, nor for a copy.
+    let knobs = Knobs::new().without(Feature::LegacyIpc);
+    let knobs = knobs.fail("cuMemExportToShareableHandle", 304, Some(2));
+    let session = with(&knobs.fail("cuMemcpyDtoHAsync_v2", 304, Some(1)));
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    let mut context = spawn(read, receiver, 1).unwrap();
+    for value in [7, 8] {
+        let next = DeviceTensor::from_slice([3], &[value; 3]).unwrap();
+        assert_eq!(next.path(), Path::Descriptor);
+        sender.put(next).unwrap();
+        while !sender.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let (error, last) = context.join().unwrap()[0].clone();
+    assert!(error.contains("ulimit -n") && last == 8, "{error}");
+    let next = Bytes::zeros([3]).unwrap();
+    assert_eq!(next.path(), Path::Descriptor);
+    drop((next, sender));
     no_memory_is_left(session);
 }

@@ -1,5 +1,5 @@
 //! The suite `cuda`: device tensors through two queues, on the emulated driver: three processes make them, two send them on,
-//! three read them, and any of them is killed.
+//! three read them, and any of them is killed. Some lend their memory by descriptor, the others by handle.
 //!
 //! Every other round has a driver that completes the events of the dead, without their work, and one that never does: there
 //! a stream that waits for one of them is lost, and who has one gives up what is on it, ends, and is replaced.
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cuda_emulator::{Knobs, Live, Session};
-use cuda_ipc::{Device, DeviceTensor, ErrorKind, Gate, Options, SharedDeviceTensor, Stream};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, Gate, Options, Path, SharedDeviceTensor, Stream};
 use mp_queue::{Queue, Receiver, Sender};
 use serde::{Deserialize, Serialize};
 use shm_core::Arena;
@@ -114,9 +114,14 @@ impl Suite for Cuda {
 
     fn work(&self, mut worker: Worker) -> Result<()> {
         Arena::install_current(worker.arena.clone())?;
+        let mut options = Options::new();
         if worker.rng.u8(..3) > 0 {
-            Options::new().gate(Gate::Host(PATIENCE)).install()?;
+            options = options.gate(Gate::Host(PATIENCE));
         }
+        if worker.rng.u8(..3) == 0 {
+            options = options.path(Path::Descriptor);
+        }
+        options.install()?;
         let done = match role(worker.part.slot) {
             Role::Maker => make(&mut worker),
             Role::Sender => send_on(&mut worker),
