@@ -220,19 +220,21 @@ impl<T: Element> DeviceTensor<T> {
     /// [`wrap_raw`](Self::wrap_raw) to avoid the copy.
     #[expect(clippy::result_large_err, reason = "the slice comes back")]
     pub fn wrap_cudarc(
-        slice: CudaSlice<T>,
+        mut slice: CudaSlice<T>,
         shape: impl Into<Shape>,
     ) -> Result<Self, (Error, CudaSlice<T>)>
     where
         T: DeviceRepr + Send,
     {
+        let theirs = slice.stream().clone();
+        // The tensor can be written: the slice's stream waits for those in which others wrote and read it, and ours for that.
+        let (address, after) = slice.device_ptr_mut(&theirs);
+        drop(after);
         let kept = Arc::new(slice);
         let made = (|| {
             let shape = shape.into();
             expect_len(&shape, kept.len())?;
-            let stream = following(kept.stream())?;
-            let (address, after) = kept.device_ptr(kept.stream());
-            drop(after);
+            let stream = following(&theirs)?;
             // SAFETY: the slice is the tensor's from now on, and is freed when nobody uses the tensor any more.
             unsafe { Self::wrap_raw(&stream, shape, address, kept.clone()) }
         })();
@@ -256,8 +258,9 @@ impl<T: Element> DeviceTensor<T> {
     {
         let shape = shape.into();
         expect_len(&shape, slice.len())?;
-        let stream = following(slice.stream())?;
+        // First: the slice's stream waits for those in which others wrote it, and ours for that.
         let (address, after) = slice.device_ptr(slice.stream());
+        let stream = following(slice.stream())?;
         // SAFETY: as many elements lie there, and the slice is borrowed; its stream waits for the copy below.
         let copy = unsafe { Self::copied_from_raw(&stream, shape, address) }?;
         // SAFETY: it is used in this call only, for which the slice, and so its stream, is borrowed.

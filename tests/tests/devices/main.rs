@@ -17,6 +17,7 @@ mod others;
 mod paths;
 mod pauses;
 mod peace;
+mod registered;
 mod rules;
 mod sharing;
 mod slots;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         lost::TESTS,
         given_up::TESTS,
         legacy::TESTS,
+        registered::TESTS,
         dying::TESTS,
         peace::TESTS,
         pauses::TESTS,

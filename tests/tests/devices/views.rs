@@ -1,19 +1,30 @@
 //! cudarc's views of device tensors in several of its streams, and behind work of the dead.
 
-use cuda_emulator::Driver;
+use std::time::Duration;
+
+use cuda_emulator::{Driver, Feature, Knobs, Session};
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
-use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 use integration_tests::{Test, tests};
 
 use crate::lost::{Behind, behind, dies};
-use crate::support::{all_is_well, machine, slow_machine};
+use crate::support::{all_is_well, machine, no_memory_is_left, slow_machine, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_tensor_waits_for_all_streams_of_cudarc_that_have_read_it,
     streams_of_cudarc_write_a_tensor_one_after_the_other,
     a_tensor_that_cudarc_used_behind_work_of_the_dead_is_an_error_and_no_hang,
     cudarc_gets_no_view_of_a_tensor_that_is_lost,
+    a_slice_is_copied_behind_all_streams_that_wrote_it,
+    a_slice_becomes_a_tensor_behind_all_streams_that_wrote_it,
+    a_slice_that_became_a_tensor_is_not_written_before_it_was_read,
 ];
+
+/// A machine that takes its time, whose devices have no pools: there cudarc allocates so that others can be shown it.
+fn without_pools() -> Session {
+    let delay = Duration::from_millis(2);
+    with(&Knobs::new().delay(delay).without(Feature::Pools))
+}
 
 fn a_tensor_waits_for_all_streams_of_cudarc_that_have_read_it() {
     let session = slow_machine();
@@ -94,4 +105,64 @@ fn cudarc_gets_no_view_of_a_tensor_that_is_lost() {
     assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
     let error = mine.for_cudarc_mut(&stream).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
+}
+
+/// A slice of one stream, which another one writes for a while.
+fn written_elsewhere(
+    context: &std::sync::Arc<CudaContext>,
+) -> (CudaSlice<u32>, [std::sync::Arc<CudaStream>; 2]) {
+    // What is done once a process, and waits, is done.
+    drop(DeviceTensor::<u32>::zeros([32]).unwrap());
+    let [one, two] = [(); 2].map(|()| context.new_stream().unwrap());
+    let mut slice = one.clone_htod(&[0_u32; 32]).unwrap();
+    let (address, after) = slice.device_ptr_mut(&two);
+    let raw = two.cu_stream().addr();
+    for value in 0..20 {
+        let driver = Driver::loaded();
+        driver.fill_words_async(address, value, 32, raw).unwrap();
+    }
+    drop(after);
+    (slice, [one, two])
+}
+
+fn a_slice_is_copied_behind_all_streams_that_wrote_it() {
+    let session = without_pools();
+    let context = CudaContext::new(0).unwrap();
+    let (slice, _streams) = written_elsewhere(&context);
+    let copy = DeviceTensor::copy_cudarc(&slice, [4, 8]).unwrap();
+    assert_eq!(copy.to_vec().unwrap(), [19; 32]);
+    drop((copy, slice));
+    no_memory_is_left(session);
+}
+
+fn a_slice_becomes_a_tensor_behind_all_streams_that_wrote_it() {
+    let session = without_pools();
+    let context = CudaContext::new(0).unwrap();
+    let (slice, _streams) = written_elsewhere(&context);
+    let tensor = DeviceTensor::wrap_cudarc(slice, [32]).unwrap();
+    assert_eq!(tensor.to_vec().unwrap(), [19; 32]);
+    drop(tensor);
+    no_memory_is_left(session);
+}
+
+fn a_slice_that_became_a_tensor_is_not_written_before_it_was_read() {
+    let session = without_pools();
+    let context = CudaContext::new(0).unwrap();
+    let [one, two] = [(); 2].map(|()| context.new_stream().unwrap());
+    let slice = one.clone_htod(&[3_u32; 32]).unwrap();
+    let target = DeviceTensor::<u32>::zeros([32]).unwrap();
+    target.stream().synchronize().unwrap();
+    let (address, after) = slice.device_ptr(&two);
+    let to = target.read_in(target.stream()).unwrap();
+    for _ in 0..20 {
+        let raw = two.cu_stream().addr();
+        Driver::loaded().copy_async(to, address, 128, raw).unwrap();
+    }
+    drop(after);
+    let mut tensor = DeviceTensor::wrap_cudarc(slice, [32]).unwrap();
+    tensor.clear().unwrap();
+    two.synchronize().unwrap();
+    assert_eq!(target.to_vec().unwrap(), [3; 32]);
+    drop((tensor, target));
+    no_memory_is_left(session);
 }
