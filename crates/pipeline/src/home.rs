@@ -245,10 +245,10 @@ impl Home {
     }
 
     pub(crate) fn note_offered(&self) {
-        let mut log = self.log.lock();
         match &self.tally {
+            // Only who puts a process's outputs counts them there, which one thread does at a time.
             Some(tally) => tally.offer(),
-            None => log.batch.offered += 1,
+            None => self.log.lock().batch.offered += 1,
         }
     }
 

@@ -318,7 +318,7 @@ impl Output {
         };
         let (sequence, tag) = (slot.sequence, slot.tag);
         let (acquired, place) = ((slot.acquired_ns, slot.waited_ns), slot.place());
-        let Some(memory) = slot.take_memory() else {
+        let Some(memory) = slot.take_memory()? else {
             return Ok(None);
         };
         let slim = Slim {

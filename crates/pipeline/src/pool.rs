@@ -11,7 +11,7 @@ use mp_queue::Event;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use shm_core::{Element, SharedTensor, Tensor, elements_of_mut};
+use shm_core::{Element, ExclusiveBytes, SharedBytes, elements_of_mut};
 
 use crate::board::{Board, Place};
 use crate::device::{Store, Writable, make_slots};
@@ -82,6 +82,7 @@ impl Pool {
                     index,
                     turn: places.turns[index],
                     tensor: Some(tensor),
+                    kept: None,
                     views: Vec::new(),
                     sequence: 0,
                     tag: 0,
@@ -137,7 +138,7 @@ impl Pool {
             if place.is_some() && is_lost(index as u32) {
                 *place = match self.place {
                     None => {
-                        let memory = Tensor::<u8>::zeros([self.layout.bytes.max(1)])?;
+                        let memory = ExclusiveBytes::zeros(self.layout.bytes.max(1))?;
                         Some(Store::Host(memory.freeze()))
                     }
                     Some(device) => make_slots(device, 1, self.layout.bytes)?.pop(),
@@ -172,16 +173,10 @@ impl Pool {
 }
 
 /// A reference to memory that is looked at once, so that this process has no page fault later.
-pub(crate) fn touch(memory: &SharedTensor<u8>) {
+pub(crate) fn touch(memory: &SharedBytes) {
     const PAGE: usize = 4096;
-    if let Ok(bytes) = memory.try_as_slice() {
-        let sum: u64 = bytes
-            .iter()
-            .step_by(PAGE)
-            .map(|&byte| u64::from(byte))
-            .sum();
-        std::hint::black_box(sum);
-    }
+    let bytes = memory.as_slice().iter().step_by(PAGE);
+    std::hint::black_box(bytes.map(|&byte| u64::from(byte)).sum::<u64>());
 }
 
 /// A slot to write: nobody else has it. Dropping it gives it back unpublished.
@@ -192,6 +187,9 @@ pub struct OutputSlot {
     turn: u16,
     /// `None` once it is published.
     tensor: Option<Writable>,
+    /// The process's own reference to what is being published, which goes back to the others when this is dropped: whoever
+    /// waits for the message does not wait for that.
+    kept: Option<Store>,
     /// None while all of each tensor is valid.
     views: Vec<View>,
     pub(crate) sequence: u64,
@@ -379,18 +377,24 @@ impl OutputSlot {
     }
 
     /// Where it lies in the arena: gives up writing, and gives one reference to its memory to be published.
-    pub(crate) fn take_memory(&mut self) -> Option<SharedTensor<u8>> {
-        match self.tensor.take()? {
+    ///
+    /// # Errors
+    /// When there is no room for one more reference.
+    pub(crate) fn take_memory(&mut self) -> Result<Option<SharedBytes>> {
+        let Some(tensor) = self.tensor.take() else {
+            return Ok(None);
+        };
+        match tensor {
             Writable::Host(tensor) => {
                 let shared = tensor.freeze();
-                let memory = shared.clone();
-                self.pool.give_back(self.index, Store::Host(shared));
-                Some(memory)
+                let memory = shared.to_send();
+                self.kept = Some(Store::Host(shared));
+                Ok(Some(memory?))
             }
             #[cfg(feature = "cuda")]
             device @ Writable::Device(_) => {
                 self.tensor = Some(device);
-                None
+                Ok(None)
             }
         }
     }
@@ -418,8 +422,9 @@ impl OutputSlot {
 
 impl Drop for OutputSlot {
     fn drop(&mut self) {
-        if let Some(tensor) = self.tensor.take() {
-            self.pool.give_back(self.index, tensor.freeze());
+        let unpublished = self.tensor.take().map(Writable::freeze);
+        if let Some(store) = unpublished.or_else(|| self.kept.take()) {
+            self.pool.give_back(self.index, store);
         }
     }
 }
@@ -443,7 +448,7 @@ mod tests {
 
     fn pool(slots: usize, spec: TensorSpec) -> Arc<Pool> {
         let layout = Layout::of(&[spec]).unwrap();
-        let memory = || Tensor::<u8>::zeros([layout.bytes]).unwrap().freeze();
+        let memory = || ExclusiveBytes::zeros(layout.bytes).unwrap().freeze();
         let board = Board::new(&[slots]).unwrap();
         let slots = (0..slots).map(|_| Store::Host(memory())).collect();
         Pool::new(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mp_queue::{Event, Queue, Receiver, Sender, WaitPolicy};
 use serde::{Deserialize, Serialize};
-use shm_core::SharedTensor;
+use shm_core::SharedBytes;
 use shm_core::clock::now_ns;
 
 use crate::board::{Board, ENDING, State, WOKEN};
@@ -58,13 +58,13 @@ pub(crate) struct Post {
     pub(crate) wait: WaitPolicy,
     pub(crate) upstream: Vec<Upstream>,
     /// The slots that it will read, to be looked at before the run starts.
-    pub(crate) touch: Vec<SharedTensor<u8>>,
+    pub(crate) touch: Vec<SharedBytes>,
     pub(crate) input: Option<(u32, Receiver<Item>)>,
     /// The processes that put items there; none where the client does.
     pub(crate) writers: Vec<u32>,
     pub(crate) sequence: Sequence,
     pub(crate) specs: Vec<TensorSpec>,
-    pub(crate) slots: Vec<SharedTensor<u8>>,
+    pub(crate) slots: Vec<SharedBytes>,
     /// A device, and how many slots of its own the process makes there.
     pub(crate) on_device: Option<(u32, usize)>,
     /// The processes of all steps behind.

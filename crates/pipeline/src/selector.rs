@@ -157,7 +157,7 @@ mod tests {
     use crate::item::View;
 
     fn select(selector: &mut dyn Selector, rows: &[usize], waiting: &[u64]) -> Vec<usize> {
-        let memory = shm_core::Tensor::<u8>::zeros([64]).unwrap().freeze();
+        let memory = shm_core::ExclusiveBytes::zeros(64).unwrap().freeze();
         rows.iter()
             .map(|&rows| {
                 let view = View {

@@ -10,7 +10,7 @@
 use mp_queue::{Deadline, PutError, Receiver, Sender};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use shm_core::SharedTensor;
+use shm_core::SharedBytes;
 use shm_core::message::{Block, Incoming, Outgoing};
 
 use crate::board::Place;
@@ -40,7 +40,7 @@ pub(crate) struct Slim {
     /// The exponent of its weight.
     pub(crate) weight: u8,
     pub(crate) place: Place,
-    pub(crate) memory: SharedTensor<u8>,
+    pub(crate) memory: SharedBytes,
 }
 
 /// What came out of a queue.
@@ -74,26 +74,13 @@ pub(crate) fn put(
 ///
 /// # Errors
 /// With the item where it is still whole.
-#[expect(
-    clippy::result_large_err,
-    reason = "the item itself comes back, which is no error to be passed far"
-)]
 #[inline]
 pub(crate) fn put_slim(
     to: &Sender<Item>,
     slim: Slim,
     deadline: Deadline,
 ) -> Result<(), (mp_queue::Error, Option<Slim>)> {
-    let mut message = match slim.into_message() {
-        Ok(message) => message,
-        // Its memory is not all of its block: a longer message says which part.
-        Err(slim) => {
-            return to.put_until(slim.into(), deadline).map_err(|failed| {
-                let (error, item) = failed.into_parts();
-                (error, item.and_then(|mut item| item.take_slim()))
-            });
-        }
-    };
+    let mut message = slim.into_message();
     to.put_message(&mut message, deadline).map_err(|error| {
         let slim = message.into_block().map(Slim::of_block);
         (error, slim.and_then(Result::ok))
@@ -197,19 +184,15 @@ impl Place {
 }
 
 impl Slim {
-    /// A message of it, or itself where it is not all of its memory's block.
-    #[expect(
-        clippy::result_large_err,
-        reason = "the item itself comes back, which is no error to be passed far"
-    )]
+    /// A message of it.
     #[inline]
-    fn into_message(self) -> Result<Outgoing, Self> {
+    fn into_message(self) -> Outgoing {
         let place = u64::from(self.weight)
             | u64::from(self.place.rank) << WEIGHT_BITS
             | u64::from(self.place.turn) << TURN_AT
             | u64::from(self.place.slot) << SLOT_AT;
         let words = [self.id, self.sequence, self.tag, self.enqueued, place];
-        Outgoing::of_block(self.memory, words).map_err(|memory| Self { memory, ..self })
+        Outgoing::of_block(self.memory, words)
     }
 
     #[inline]

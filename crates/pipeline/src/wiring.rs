@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mp_queue::channel::Channel;
 use mp_queue::{Event, Queue, Receiver, Sender, WaitPolicy};
-use shm_core::{SharedTensor, Tensor};
+use shm_core::{ExclusiveBytes, SharedBytes};
 use spawn::Process;
 
 use crate::board::Board;
@@ -178,13 +178,13 @@ impl Wiring {
     }
 
     /// The slots of a process, all free; those on a device it makes itself.
-    pub(crate) fn make_slots(&self, rank: usize) -> Result<Vec<SharedTensor<u8>>> {
+    pub(crate) fn make_slots(&self, rank: usize) -> Result<Vec<SharedBytes>> {
         let seat = &self.seats[rank];
         if seat.place.is_some() {
             return Ok(Vec::new());
         }
         (0..seat.slots)
-            .map(|_| Ok(Tensor::<u8>::zeros([seat.slot_bytes])?.freeze()))
+            .map(|_| Ok(ExclusiveBytes::zeros(seat.slot_bytes)?.freeze()))
             .collect()
     }
 

@@ -68,15 +68,8 @@ impl Held {
         if self.is_locally_unique() {
             return Ok(());
         }
-        let (segment, leases) = (self.arena.segment(), self.arena.leases());
-        let lease = leases.reserve(segment)?;
-        let entry = leases.entry(segment, lease);
-        let word = segment.word(self.line * LINE + counted::WORD);
-        let me = self.arena.me();
-        if let Err(refused) = steps::share(&entry, me.epoch, (self.line, self.generation), word) {
-            leases.put_back(lease);
-            return Err(line::refused(self.generation)(refused));
-        }
+        let leases = self.arena.leases();
+        let lease = self.count_one_more()?;
         leases.local(lease).store(1, Ordering::Relaxed);
         let shared = std::mem::replace(&mut self.lease, lease);
         let was_counted = std::mem::replace(&mut self.armed, true);
@@ -86,6 +79,34 @@ impl Held {
             give_back(&self.arena, shared, self.line, self.generation);
         }
         Ok(())
+    }
+
+    /// A handle with a reference of its own, which no other handle shares.
+    ///
+    /// # Errors
+    /// When there is no room for one more entry, or one more count; after a fork.
+    #[inline]
+    pub(crate) fn another(&self) -> Result<Self> {
+        self.arena.check_not_forked("counting one more reference")?;
+        let lease = self.count_one_more()?;
+        Ok(Self::adopt(&self.arena, lease, self.line, self.generation))
+    }
+
+    /// Counts one more reference to what this handle holds, in an entry of its own.
+    #[inline]
+    fn count_one_more(&self) -> Result<u32> {
+        let (segment, leases) = (self.arena.segment(), self.arena.leases());
+        let lease = leases.reserve(segment)?;
+        let entry = leases.entry(segment, lease);
+        let word = segment.word(self.line * LINE + counted::WORD);
+        let me = self.arena.me();
+        match steps::share(&entry, me.epoch, (self.line, self.generation), word) {
+            Ok(()) => Ok(lease),
+            Err(refused) => {
+                leases.put_back(lease);
+                Err(line::refused(self.generation)(refused))
+            }
+        }
     }
 
     /// Wraps a lease entry that counts from now on as HELD by one local handle.

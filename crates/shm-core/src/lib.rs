@@ -94,6 +94,6 @@ pub use segment::{HugePages, PageSize};
 pub use strategy::{Strategy, all_sharing_strategies, set_sharing_strategy, sharing_strategy};
 pub use tensor::{
     Addend, AliasedTensor, AtomicElement, Bool, Complex64, Complex128, Dtype, DynTensor, Element,
-    Elements, ElementsMut, Integer, MAX_DIMS, Number, Shape, SharedTensor, Strided, Tensor, bf16,
-    elements_of, elements_of_mut, f16,
+    Elements, ElementsMut, ExclusiveBytes, Integer, MAX_DIMS, Number, Shape, SharedBytes,
+    SharedTensor, Strided, Tensor, bf16, elements_of, elements_of_mut, f16,
 };

@@ -64,6 +64,18 @@ impl Storage {
         }
     }
 
+    /// The same block by a reference of its own.
+    ///
+    /// # Errors
+    /// As [`Held::another`].
+    #[inline]
+    pub(crate) fn another(&self) -> Result<Self> {
+        Ok(Self {
+            held: self.held.another()?,
+            ..*self
+        })
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.data.as_ptr()
     }

@@ -58,21 +58,21 @@ impl OutputSlot {
         let to = place.offset + at;
         match (self.writable()?, store) {
             (Writable::Host(memory), Store::Host(from)) => {
-                let to = memory.try_as_mut_slice()?.get_mut(to..to + bytes);
-                if let (Some(to), Some(from)) = (to, from.try_as_slice()?.get(range)) {
+                let to = memory.as_mut_slice().get_mut(to..to + bytes);
+                if let (Some(to), Some(from)) = (to, from.as_slice().get(range)) {
                     to.copy_from_slice(from);
                 }
             }
             #[cfg(feature = "cuda")]
             (Writable::Host(memory), Store::Device(from)) => {
-                let to = memory.try_as_mut_slice()?.get_mut(to..to + bytes);
+                let to = memory.as_mut_slice().get_mut(to..to + bytes);
                 if let Some(to) = to {
                     from.part::<u8>(range.start, [bytes])?.copy_to_slice(to)?;
                 }
             }
             #[cfg(feature = "cuda")]
             (Writable::Device(memory), Store::Host(from)) => {
-                if let Some(from) = from.try_as_slice()?.get(range) {
+                if let Some(from) = from.as_slice().get(range) {
                     memory.part_mut::<u8>(to, [bytes])?.copy_from_slice(from)?;
                 }
             }

@@ -1,7 +1,7 @@
 //! A slot's memory: on its way, in the hands of a reader, and of its writer. In the arena, or on a device.
 
 use serde::{Deserialize, Serialize};
-use shm_core::{SharedTensor, Tensor};
+use shm_core::{ExclusiveBytes, SharedBytes};
 
 use crate::error::{Error, Result};
 use crate::item::View;
@@ -13,25 +13,28 @@ use cuda_ipc::{DeviceTensor, Moment, Sealed, SharedDeviceTensor, Stream};
 /// On its way. Whoever passes it on needs no device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Memory {
-    Host(SharedTensor<u8>),
+    Host(SharedBytes),
+    /// Apart, so that what lies in the arena is not moved in as much room.
     #[cfg(feature = "cuda")]
-    Device(Sealed),
+    Device(Box<Sealed>),
 }
 
 /// To be read.
 #[derive(Clone, Debug)]
 pub(crate) enum Store {
-    Host(SharedTensor<u8>),
+    Host(SharedBytes),
+    /// Apart, as there.
     #[cfg(feature = "cuda")]
-    Device(SharedDeviceTensor<u8>),
+    Device(Box<SharedDeviceTensor<u8>>),
 }
 
 /// To be written: nobody else has it.
 #[derive(Debug)]
 pub(crate) enum Writable {
-    Host(Tensor<u8>),
+    Host(ExclusiveBytes),
+    /// Apart, as there.
     #[cfg(feature = "cuda")]
-    Device(DeviceTensor<u8>),
+    Device(Box<DeviceTensor<u8>>),
 }
 
 /// A copy that was begun when a slot arrived.
@@ -65,7 +68,7 @@ pub(crate) fn make_slots(device: u32, count: usize, bytes: usize) -> Result<Vec<
     let slots = stream.scope(|| DeviceTensor::<u8>::slots(count, [bytes.max(1)]))?;
     Ok(slots
         .into_iter()
-        .map(|slot| Store::Device(slot.freeze()))
+        .map(|slot| Store::Device(Box::new(slot.freeze())))
         .collect())
 }
 
@@ -79,7 +82,7 @@ pub(crate) fn make_slots(device: u32, _count: usize, _bytes: usize) -> Result<Ve
 
 impl Memory {
     /// What lies in the arena.
-    pub(crate) fn host(&self) -> Option<&SharedTensor<u8>> {
+    pub(crate) fn host(&self) -> Option<&SharedBytes> {
         match self {
             Self::Host(memory) => Some(memory),
             #[cfg(feature = "cuda")]
@@ -97,7 +100,7 @@ impl Memory {
             #[cfg(feature = "cuda")]
             Self::Device(sealed) => {
                 let opened = sealed.open().and_then(|tensor| tensor.downcast_shared());
-                Ok(Store::Device(opened?))
+                Ok(Store::Device(Box::new(opened?)))
             }
         }
     }
@@ -116,9 +119,9 @@ impl Store {
     /// One more reference, to travel.
     pub(crate) fn send(&self) -> Result<Memory> {
         match self {
-            Self::Host(memory) => Ok(Memory::Host(memory.clone())),
+            Self::Host(memory) => Ok(Memory::Host(memory.to_send()?)),
             #[cfg(feature = "cuda")]
-            Self::Device(memory) => Ok(Memory::Device(memory.seal()?)),
+            Self::Device(memory) => Ok(Memory::Device(Box::new(memory.seal()?))),
         }
     }
 
@@ -132,8 +135,8 @@ impl Store {
             #[cfg(feature = "cuda")]
             Self::Device(memory) if memory.is_sole() => memory
                 .try_thaw()
-                .map(Writable::Device)
-                .map_err(|memory| Some(Self::Device(memory))),
+                .map(|memory| Writable::Device(Box::new(memory)))
+                .map_err(|memory| Some(Self::Device(Box::new(memory)))),
             #[cfg(feature = "cuda")]
             held => Err(Some(held)),
         };
@@ -164,7 +167,7 @@ impl Store {
     /// The bytes, where this process can reach them.
     pub(crate) fn bytes(&self) -> Result<&[u8]> {
         match self {
-            Self::Host(memory) => Ok(memory.try_as_slice()?),
+            Self::Host(memory) => Ok(memory.as_slice()),
             #[cfg(feature = "cuda")]
             Self::Device(memory) => Err(on_a_device(memory.device())),
         }
@@ -174,9 +177,9 @@ impl Store {
     pub(crate) fn detached(&self, layout: &Layout, views: &[View]) -> Result<Self> {
         match self {
             Self::Host(memory) => {
-                let from = memory.try_as_slice()?;
-                let mut copy = Tensor::<u8>::zeros([layout.bytes.max(1)])?;
-                let to = copy.try_as_mut_slice()?;
+                let from = memory.as_slice();
+                let mut copy = ExclusiveBytes::zeros(layout.bytes.max(1))?;
+                let to = copy.as_mut_slice();
                 for range in layout.valid(views) {
                     if let (Some(to), Some(from)) = (to.get_mut(range.clone()), from.get(range)) {
                         to.copy_from_slice(from);
@@ -216,8 +219,8 @@ impl Store {
                 Ok(Some((copy, copying)))
             }
             Err(_) => {
-                let mut copy = Tensor::<u8>::zeros([layout.bytes.max(1)])?;
-                let to = copy.try_as_mut_slice()?;
+                let mut copy = ExclusiveBytes::zeros(layout.bytes.max(1))?;
+                let to = copy.as_mut_slice();
                 for range in layout.valid(views) {
                     if let Some(to) = to.get_mut(range.clone()) {
                         memory
@@ -267,7 +270,7 @@ fn copy_to(
         copy.part_mut::<u8>(range.start, [range.len()])?
             .copy_from_shared(&from)?;
     }
-    Ok(Store::Device(copy.freeze()))
+    Ok(Store::Device(Box::new(copy.freeze())))
 }
 
 impl Writable {
@@ -284,14 +287,14 @@ impl Writable {
         match self {
             Self::Host(memory) => Store::Host(memory.freeze()),
             #[cfg(feature = "cuda")]
-            Self::Device(memory) => Store::Device(memory.freeze()),
+            Self::Device(memory) => Store::Device(Box::new(memory.freeze())),
         }
     }
 
     /// The bytes, where this process can reach them.
     pub(crate) fn bytes(&mut self) -> Result<&mut [u8]> {
         match self {
-            Self::Host(memory) => Ok(memory.try_as_mut_slice()?),
+            Self::Host(memory) => Ok(memory.as_mut_slice()),
             #[cfg(feature = "cuda")]
             Self::Device(memory) => Err(on_a_device(memory.device())),
         }

@@ -10,9 +10,7 @@ use smallvec::SmallVec;
 use super::bytes::Bytes;
 use super::decode::{Arrived, Entries, Incoming, decode_with};
 use super::draft::{Append, Draft};
-use super::parse::{
-    Entry, FEW, FORM_SPILLED, HANDLES_MAX, What, malformed, parse_inline, parse_spilled,
-};
+use super::parse::{Entry, FEW, FORM_SPILLED, HANDLES_MAX, What, parse_inline, parse_spilled};
 use super::pins::{Pin, Pins, SPILL_HEADER};
 use super::scope::{self, EncodeScope, head};
 use super::strict::{Whole, unwritable};
@@ -320,9 +318,8 @@ impl Incoming {
     /// everything the message held is released then.
     pub fn forward(mut self, arena: &Arena) -> Result<Outgoing> {
         if let Some(block) = self.take_block() {
-            let (tensor, words) = block?;
-            return Outgoing::of_block(tensor, words)
-                .map_err(|_| malformed("a block that came whole is not"));
+            let (bytes, words) = block?;
+            return Ok(Outgoing::of_block(bytes, words));
         }
         let mut message = Outgoing::default();
         let mut table = Vec::new();

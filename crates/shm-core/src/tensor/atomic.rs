@@ -47,26 +47,32 @@ macro_rules! words {
         impl Word for $word {
             type Bits = $bits;
 
+            #[inline]
             fn get(&self) -> $bits {
                 self.load(Ordering::Relaxed)
             }
 
+            #[inline]
             fn put(&self, bits: $bits) {
                 self.store(bits, Ordering::Relaxed);
             }
 
+            #[inline]
             fn exchange(&self, bits: $bits) -> $bits {
                 self.swap(bits, Ordering::Relaxed)
             }
 
+            #[inline]
             fn replace(&self, old: $bits, new: $bits) -> Result<$bits, $bits> {
                 self.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed)
             }
 
+            #[inline]
             fn add(&self, bits: $bits) -> $bits {
                 self.fetch_add(bits, Ordering::Relaxed)
             }
 
+            #[inline]
             fn sub(&self, bits: $bits) -> $bits {
                 self.fetch_sub(bits, Ordering::Relaxed)
             }
@@ -118,6 +124,7 @@ macro_rules! floats {
 floats! { f16 bf16 f32 f64 }
 
 /// The value of type `B` that has the bytes of `value`; the types are of one size.
+#[inline]
 pub(super) fn cast<A: Element, B: Element>(value: A) -> B {
     assert_eq!(size_of::<A>(), size_of::<B>(), "elements of one size");
     // SAFETY: both are elements, so neither has padding and every bit pattern is a valid `B`; the sizes are equal, as

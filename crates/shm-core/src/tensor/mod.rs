@@ -45,6 +45,7 @@ mod shared;
 mod strided;
 mod view;
 mod walk;
+mod whole;
 
 pub use aliased::AliasedTensor;
 pub use atomic::{Addend, AtomicElement, Integer};
@@ -59,3 +60,4 @@ pub use shape::{MAX_DIMS, Shape};
 pub use shared::SharedTensor;
 pub use strided::Strided;
 pub use walk::{Elements, ElementsMut};
+pub use whole::{ExclusiveBytes, SharedBytes};

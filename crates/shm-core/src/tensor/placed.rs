@@ -81,6 +81,15 @@ impl Placed {
         }
     }
 
+    /// Whether a storage is one that is only read.
+    ///
+    /// # Errors
+    /// When it is in another mode.
+    #[inline]
+    pub(crate) fn check_mode_shared(storage: &Storage) -> Result<()> {
+        check_mode(storage, Mode::Shared)
+    }
+
     /// Whether these are such that [`shared`](Self::shared) may be called.
     ///
     /// # Errors

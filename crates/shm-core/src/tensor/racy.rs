@@ -77,6 +77,7 @@ impl Racy {
     }
 
     /// The whole storage as atomics.
+    #[inline]
     fn words<A: Word>(&self) -> &[A] {
         let count = self.storage.len() / size_of::<A>();
         let first = self.storage.as_ptr().cast::<A>();
@@ -88,6 +89,7 @@ impl Racy {
     }
 
     /// The atomic of the element at an index of the storage.
+    #[inline]
     pub(super) fn word<T: AtomicElement>(&self, index: usize) -> &T::Word {
         &self.words::<T::Word>()[index]
     }
@@ -99,6 +101,7 @@ impl Racy {
     }
 
     /// The element at an index of the storage.
+    #[inline]
     pub(super) fn load<T: Element>(&self, index: usize) -> T {
         // The match is over a constant; one arm is left of it.
         match size_of::<T>() {
@@ -114,6 +117,7 @@ impl Racy {
     }
 
     /// Writes the element at an index of the storage.
+    #[inline]
     pub(super) fn store<T: Element>(&self, index: usize, value: T) {
         match size_of::<T>() {
             1 => self.words::<AtomicU8>()[index].put(cast(value)),
