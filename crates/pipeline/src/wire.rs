@@ -353,7 +353,7 @@ struct LongRead {
     sequence: u64,
     tag: u64,
     payload: BytesRead,
-    attached: Option<Attached>,
+    attached: Option<Box<Attached>>,
     shares: Vec<Share>,
     copy: u32,
     copies: u32,
@@ -423,7 +423,7 @@ impl<'de> Deserialize<'de> for Item {
                 sequence: long.sequence,
                 tag: long.tag,
                 payload: long.payload.0,
-                attached: long.attached.map(Box::new),
+                attached: long.attached,
                 shares: long.shares,
             },
         })
