@@ -9,11 +9,8 @@ use tensormp::pipeline::{
 
 use crate::config::{TOML, registry};
 use crate::flow::{client, see};
+use crate::scenes::load;
 use crate::stages::*;
-
-fn load() -> Step {
-    Step::of::<Load>("load", LoadParams::default())
-}
 
 pub(crate) fn what_can_be_known_not_to_work_is_refused() {
     let batch = |params: BatcherParams| {

@@ -17,6 +17,7 @@ mod order_kills;
 mod refused;
 mod returned;
 mod rnb;
+mod scenes;
 mod stages;
 mod told;
 mod whole;
