@@ -20,6 +20,10 @@ mod later;
 /// Makes a lane with room for `capacity` messages in the current arena: a queue whose two ends each belong to one
 /// process (and thread) at a time, and which is faster for it. Sending an end moves it.
 ///
+/// When the process that has the other end fails, the waits at this one end with `PeerFailed`. Where the context of that
+/// process keeps its failures to itself (`Group::apart` of `spawn`), a receiver gets `Closed`, as at an orderly end, and only
+/// `join` tells.
+///
 /// ```
 /// let (mut sender, mut receiver) = mp_queue::pair::<u32>(4)?;
 /// sender.put(7)?;

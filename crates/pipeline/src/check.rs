@@ -85,6 +85,9 @@ pub(crate) fn check(
         let problem = match steps[..index].iter().any(is_called_so) {
             true => Some("two steps are called so; give each a name of its own"),
             false if step.name.is_empty() => Some("it is empty; give the step a name"),
+            false if step.name.contains(char::is_control) => Some(
+                "it has a line break or another control character, which would garble all that is told of it; leave that out",
+            ),
             false => None,
         };
         if let Some(problem) = problem {

@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pipeline::Pipeline;
 use crate::registry::Registry;
 use crate::replaced::Replacements;
+use crate::report::{Replacement, text};
 use crate::run::{Report, Termination};
 use changes::Changes;
 
@@ -168,12 +169,13 @@ where
         Ok(pipeline) => pipeline,
         Err(error) => return never_ran(&error, 2, json),
     };
-    for odd in pipeline.odd() {
+    let odd = pipeline.odd();
+    for odd in &odd {
         eprintln!("warning: {odd}");
     }
     if check {
         let text = match json {
-            true => json!({"check": "ok"}).to_string(),
+            true => json!({"check": "ok", "warnings": odd}).to_string(),
             false => format!("{} could run", file.display()),
         };
         return match print(&(text + "\n")) {
@@ -186,7 +188,7 @@ where
     }
     match run(pipeline) {
         Ok(report) => {
-            let printed = print(&text(&report, out.as_deref(), json));
+            let printed = print(&outcome(&report, out.as_deref(), json));
             match (report.error(), printed) {
                 // A run that came to its end, of which not all could be written.
                 (Some(error), _) => told(error, code(report.termination()).max(1)),
@@ -250,8 +252,29 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
+/// The lines of processes that were replaced, as the summary has them; `has_page` where there is one.
+fn replaced(report: &Report, has_page: bool) -> String {
+    let places = || report.processes().iter().zip(0..);
+    let summed = Replacements::gather(
+        places().map(|(process, _)| (process.step(), process.name(), process.replaced())),
+    );
+    let start_ns = report.clock_start_ns().unwrap_or(report.ended_ns);
+    let each = Replacement::all(
+        start_ns,
+        places().map(|(process, rank)| {
+            let replaced = process.replaced();
+            (rank, process.step(), process.name(), replaced)
+        }),
+    );
+    let all_are = match has_page {
+        true => "all of them in the report",
+        false => "all of them with --json, or in the directory of --out",
+    };
+    text::replaced(&summed, &each, all_are)
+}
+
 /// What is told of a run; `dir` is where it was written.
-fn text(report: &Report, dir: Option<&Path>, as_json: bool) -> String {
+fn outcome(report: &Report, dir: Option<&Path>, as_json: bool) -> String {
     let (items, seconds) = (report.items(), report.seconds());
     // Not there where it could not be written, of which the error tells.
     let page = dir.map(|dir| dir.join("report.html"));
@@ -274,6 +297,7 @@ fn text(report: &Report, dir: Option<&Path>, as_json: bool) -> String {
             "termination": report.termination(),
             "detail": report.error().map(Error::to_string),
             "items": items,
+            "clock_start_ns": report.clock_start_ns(),
             "seconds": seconds,
             "per_second": report.rate(),
             "processes": processes.collect::<Vec<_>>(),
@@ -310,11 +334,7 @@ fn text(report: &Report, dir: Option<&Path>, as_json: bool) -> String {
         text.push_str(row.trim_end());
         text.push('\n');
     }
-    let places = report.processes().iter();
-    let places = places.map(|process| (process.step(), process.name(), process.replaced()));
-    for replacements in Replacements::gather(places) {
-        text.push_str(&format!("{replacements}\n"));
-    }
+    text.push_str(&replaced(report, page.is_some()));
     if let Some(page) = page {
         text.push_str(&format!("report: {}\n", page.display()));
     }

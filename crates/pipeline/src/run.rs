@@ -358,6 +358,13 @@ impl Report {
         seconds(&self.processes, self.started_ns, self.ended_ns)
     }
 
+    /// When all processes were ready, CLOCK_MONOTONIC nanoseconds, from which the times in reports count; `None` where the run
+    /// never started.
+    #[must_use]
+    pub fn clock_start_ns(&self) -> Option<u64> {
+        self.started_ns
+    }
+
     /// Inputs that were finished in one of these [seconds](Self::seconds), which is also the throughput that a report of the
     /// run's directory says; `None` where the run never started.
     #[must_use]

@@ -9,7 +9,7 @@
 //!            claim               publish              take               release
 //!  FREE(p) ─────────> CLAIMED ───────────> READY(p) ────────> TAKING ───────────> FREE(p + capacity)
 //!                        │                     ▲                 │
-//!                        └─ abandon, reap      └─────────────────┘ hand_back, reap (sets R)
+//!                        └─ reap               └─────────────────┘ hand_back, reap (sets R)
 //!                           ──> FREE(p + capacity)
 //!  FREE(p) ──> CLOSED(p)   by a consumer that finds the closed flag set
 //! ```
@@ -148,17 +148,6 @@ impl<A: CellArray> Cells<A> {
         // While the consumers are busy with this message and do not look at the next cell yet.
         let next = self.ring().index(self.ring().after(pos));
         A::M::fetch_for_writing(self.0.word(next));
-    }
-
-    /// Gives a claim up: its position stays void.
-    ///
-    /// Owes everybody on both events a notification: producers may wait for this cell, consumers for this position.
-    pub fn abandon(&self, pos: u64) {
-        let ring = self.ring();
-        self.0
-            .word(ring.index(pos))
-            .swap(word::free(ring.next_lap(pos)), SeqCst);
-        self.advance(self.0.tail(), pos);
     }
 
     /// Takes the next message, handed-back ones first.

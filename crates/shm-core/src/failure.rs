@@ -135,19 +135,23 @@ impl Object {
     }
 
     /// Writes down that a process of the context returned in order, for the message of a queue that nobody reads
-    /// any more.
+    /// any more. What it still held then, as in a static, does not make it one that died with this object in hand.
     pub fn record_departure(&self, rank: u32, pid: u32) {
+        // SeqCst pairs with `set_bereaved`: of this word and that, each is looked at after the other was written, so one of
+        // the two sees that both are about the same process.
         self.header(object::DEPARTED).store(
             (u64::from(rank) + 1) | (u64::from(pid) << 32),
-            Ordering::Release,
+            Ordering::SeqCst,
         );
+        self.forget_bereaved(pid);
         self.notify_all();
     }
 
     /// The rank and pid of the process of the context that returned last.
     #[must_use]
     pub fn departed(&self) -> Option<(u32, u32)> {
-        let word = self.header(object::DEPARTED).load(Ordering::Acquire);
+        // SeqCst: see `record_departure`.
+        let word = self.header(object::DEPARTED).load(Ordering::SeqCst);
         (word as u32)
             .checked_sub(1)
             .map(|rank| (rank, (word >> 32) as u32))
@@ -189,8 +193,26 @@ impl Object {
         }
     }
 
+    /// Notes that participant `pid` died while it held this object, unless it had returned in order.
     pub(crate) fn set_bereaved(&self, pid: u32) {
+        let has_departed = || self.departed().is_some_and(|(_, departed)| departed == pid);
+        if has_departed() {
+            return;
+        }
+        // SeqCst: see `record_departure`.
         self.header(object::BEREAVED)
-            .store(pid.into(), Ordering::Release);
+            .store(pid.into(), Ordering::SeqCst);
+        if has_departed() {
+            self.forget_bereaved(pid);
+        }
+    }
+
+    fn forget_bereaved(&self, pid: u32) {
+        let _ = self.header(object::BEREAVED).compare_exchange(
+            pid.into(),
+            0,
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
     }
 }

@@ -97,6 +97,9 @@ impl<R: 'static> Group<R> {
 
     /// Keeps a failure among the processes of this group and whoever joins them: queues and events that they were handed
     /// go on for others, as if the process had only let go of them. For processes that are replaced when they fail.
+    ///
+    /// So who receives gets `Closed` when the last sender was killed, also at a pair, as at an orderly end: only
+    /// [`join`](crate::SpawnContext::join) tells the two apart. Who sends, and has no receiver left, gets an error in any case.
     pub fn apart(mut self) -> Self {
         self.options.apart = true;
         self

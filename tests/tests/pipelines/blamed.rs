@@ -9,6 +9,7 @@ use tensormp::pipeline::{
 };
 
 use crate::flow::client;
+use crate::scenes::load;
 use crate::stages::*;
 
 /// Where it fails.
@@ -79,7 +80,7 @@ pub(crate) fn the_item_that_a_stage_fails_at_is_told() {
         };
         let pipeline = Pipeline::new()
             .client(client)
-            .step(Step::of::<Load>("load", LoadParams::default()))
+            .step(load())
             .step(Step::of::<Failing>("failing", fails));
         let text = pipeline.run().unwrap_err().to_string();
         assert!(text.contains(told), "{fails:?}: {text}");

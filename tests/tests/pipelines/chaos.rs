@@ -1,6 +1,5 @@
 //! Processes that are killed again and again while their step replaces them: no hang, and every item accounted for.
 
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,30 +9,14 @@ use tensormp::pipeline::stages::{Aggregator, AggregatorParams};
 use tensormp::pipeline::{Client, Delivery, Pipeline, QueueGroup, Step, Unfinished};
 
 use crate::flow::{client, numbers, see};
+use crate::scenes::{copy, load, replaced_in_twos, told_by};
 use crate::stages::*;
 
 const ITEMS: u64 = 300;
 
 /// A run whose second step is replaced as often as it takes; tells what became of the items.
 pub(crate) fn replaced_again_and_again() {
-    let report = Pipeline::new()
-        .client(client(ITEMS))
-        .step(
-            Step::of::<Load>("load", LoadParams::default())
-                .replicas(2)
-                .slots(2)
-                .restart(1000, Unfinished::Redeliver),
-        )
-        .step(
-            Step::of::<Copy>("copy", SeeParams::default())
-                .replicas(2)
-                .slots(2)
-                .restart(1000, Unfinished::Redeliver),
-        )
-        .step(see())
-        .start()
-        .unwrap()
-        .wait();
+    let report = replaced_in_twos(ITEMS, 1000).start().unwrap().wait();
     let restarts: u32 = report
         .processes()
         .iter()
@@ -71,18 +54,8 @@ pub(crate) fn killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are
         ("block.drop.left", 120, "copy.0"),
     ] {
         // What a process does when it starts and ends comes by these labels, too, less often than that.
-        let output = integration_tests::play("replaced_again_and_again")
-            .env(
-                "TENSORMP_FAILPOINT",
-                format!("{label}:{nth}@{process}=kill"),
-            )
-            .stderr(Stdio::piped())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{label} in {process}: {said}");
-        let told = String::from_utf8_lossy(&output.stdout);
-        let told: Value = serde_json::from_str(told.trim()).unwrap();
+        let at = format!("{label}:{nth}@{process}=kill");
+        let told = told_by("replaced_again_and_again", &[("TENSORMP_FAILPOINT", &at)]);
         assert_eq!(told["error"], Value::Null, "{label}: {told}");
         let count = |key: &str| told["items"][key].as_u64().unwrap();
         killed += u64::from(told["restarts"].as_u64().unwrap() > 0);
@@ -112,11 +85,7 @@ pub(crate) fn killed_at_each_step_of_its_way_a_process_is_replaced_and_items_are
 pub(crate) fn counted_though_one_is_lost() {
     let report = Pipeline::new()
         .client(Client::new(0_u64..).count(ITEMS))
-        .step(
-            Step::of::<Load>("load", LoadParams::default())
-                .slots(2)
-                .restart(ITEMS as u32, Unfinished::Redeliver),
-        )
+        .step(load().slots(2).restart(ITEMS as u32, Unfinished::Redeliver))
         .step(see().ordered())
         .run()
         .unwrap();
@@ -132,18 +101,8 @@ pub(crate) fn what_a_killed_process_took_with_it_is_made_up_for_by_another_input
     let mut lost = 0;
     // What is noted of an item is taken out of a queue, too: one of the two has just taken an item.
     for nth in [60, 61] {
-        let output = integration_tests::play("counted_though_one_is_lost")
-            .env(
-                "TENSORMP_FAILPOINT",
-                format!("get.released:{nth}@load=kill"),
-            )
-            .stderr(Stdio::piped())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        let told = String::from_utf8_lossy(&output.stdout);
-        let told: Value = serde_json::from_str(told.trim()).unwrap();
+        let at = format!("get.released:{nth}@load=kill");
+        let told = told_by("counted_though_one_is_lost", &[("TENSORMP_FAILPOINT", &at)]);
         let restarts = told["restarts"].as_u64().unwrap();
         assert!(restarts > 0, "{told}");
         let failed = told["items"]["failed"].as_u64().unwrap();
@@ -159,8 +118,8 @@ pub(crate) fn what_a_killed_process_took_with_it_is_made_up_for_by_another_input
 pub(crate) fn counted_though_a_segment_is_lost() {
     let report = Pipeline::new()
         .client(Client::new(0_u64..).count(ITEMS))
-        .step(Step::of::<Load>("load", LoadParams::default()).segments(2))
-        .step(Step::of::<Copy>("copy", SeeParams::default()).restart(50, Unfinished::Redeliver))
+        .step(load().segments(2))
+        .step(copy().restart(50, Unfinished::Redeliver))
         .step(Step::of::<Aggregator>("join", AggregatorParams::default()))
         .step(see())
         .start()
@@ -181,17 +140,11 @@ pub(crate) fn what_waits_for_a_segment_that_was_killed_is_made_up_for_by_another
     let mut lost = 0;
     // As above: one of the two has just taken a segment.
     for nth in [200, 201] {
-        let output = integration_tests::play("counted_though_a_segment_is_lost")
-            .env(
-                "TENSORMP_FAILPOINT",
-                format!("get.released:{nth}@copy=kill"),
-            )
-            .stderr(Stdio::piped())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let at = format!("get.released:{nth}@copy=kill");
+        let told = told_by(
+            "counted_though_a_segment_is_lost",
+            &[("TENSORMP_FAILPOINT", &at)],
+        );
         assert!(told["restarts"].as_u64().unwrap() > 0, "{told}");
         assert_eq!(told["termination"], "target_reached", "{told}");
         let count = |key: &str| told["items"][key].as_u64().unwrap();
@@ -219,14 +172,8 @@ pub(crate) fn killed_at_random_processes_are_replaced_and_items_are_accounted_fo
     });
     let running = Pipeline::new()
         .client(Client::new(inputs))
-        .step(again(
-            Step::of::<Load>("load", LoadParams::default()).slots(2),
-        ))
-        .step(again(
-            Step::of::<Copy>("copy", SeeParams::default())
-                .slots(2)
-                .segments(2),
-        ))
+        .step(again(load().slots(2)))
+        .step(again(copy().slots(2).segments(2)))
         .step(again(Step::of::<See>("see", SeeParams::default())))
         .start()
         .unwrap();
@@ -261,10 +208,10 @@ pub(crate) fn a_reader_that_has_had_enough_does_not_keep_the_others_from_theirs(
         ..SeeParams::default()
     };
     // The same where it has a queue of its own.
-    let load = QueueGroup::of::<Load>(LoadParams::default()).out_queues([0, 1]);
+    let two = QueueGroup::of::<Load>(LoadParams::default()).out_queues([0, 1]);
     let report = Pipeline::new()
         .client(client(60))
-        .step(Step::new("load").group(load).slots(2))
+        .step(Step::new("load").group(two).slots(2))
         .step(
             Step::new("see")
                 .group(QueueGroup::of::<See>(few.clone()).in_queue(1))
@@ -277,11 +224,7 @@ pub(crate) fn a_reader_that_has_had_enough_does_not_keep_the_others_from_theirs(
 
     let report = Pipeline::new()
         .client(client(60))
-        .step(
-            Step::of::<Load>("load", LoadParams::default())
-                .slots(2)
-                .delivery(Delivery::Every),
-        )
+        .step(load().slots(2).delivery(Delivery::Every))
         .step(
             Step::new("see")
                 .group(QueueGroup::of::<See>(few))

@@ -112,6 +112,10 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     assert_eq!(summary["items"]["completed"], 4);
     assert_eq!(summary["throughput"], told["per_second"]);
     assert_eq!(summary["seconds"], told["seconds"]);
+    let run_json = std::fs::read_to_string(dir.path().join("run/run.json")).unwrap();
+    let run_json: Value = serde_json::from_str(&run_json).unwrap();
+    assert!(told["clock_start_ns"].is_u64(), "{told}");
+    assert_eq!(run_json["clock_start_ns"], told["clock_start_ns"]);
 
     // Killed before it can say how it ended, it has said what ran.
     let out = dir.path().join("killed");
@@ -213,6 +217,32 @@ pub(crate) fn the_command_says_how_a_run_ended() {
     }
 }
 
+pub(crate) fn what_is_odd_is_told_by_a_check_in_its_object_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("odd.toml");
+    let steps = "iterator = \"Videos\"\n[[pipeline]]\nstage = \"Load\"\n";
+    let last = "[[pipeline]]\nstage = \"Convolve\"\n";
+    std::fs::write(&file, format!("{steps}{last}")).unwrap();
+    let check = |file: PathBuf| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_video_clips"));
+        command.arg("run").arg(file).args(["--check", "--json"]);
+        let output = command.output().expect("video_clips runs");
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!(told["check"], "ok", "{told}");
+        (told["warnings"].clone(), said)
+    };
+    let (warnings, said) = check(file);
+    let [Value::String(warning)] = &warnings.as_array().unwrap()[..] else {
+        panic!("one warning: {warnings}");
+    };
+    assert!(warning.contains("\"Convolve\" is the last"), "{warning}");
+    assert_eq!(said, format!("warning: {warning}\n"));
+    let (warnings, said) = check(configuration("whole.toml"));
+    assert_eq!((warnings, &*said), (serde_json::json!([]), ""));
+}
+
 pub(crate) fn a_process_that_is_replaced_is_told_with_the_cause_while_it_runs_and_after() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
@@ -259,6 +289,14 @@ pub(crate) fn a_process_that_is_replaced_is_told_with_the_cause_while_it_runs_an
     // And each on a line of its own.
     let each = format!(": step \"load\", rank 0 (process \"load\", pid {pid}) {cause}");
     assert!(summary.contains(&each), "{summary}");
+    // By the same words, with the moment and what became of its items, where the run is over.
+    let lines = |text: &str| -> Vec<String> {
+        let of_it = text
+            .lines()
+            .filter(|line| line.contains("process \"load\""));
+        of_it.map(str::to_owned).collect()
+    };
+    assert_eq!(lines(&said), lines(&summary), "{said}");
     assert_eq!(Run::open(&out).unwrap().processes[0].replaced[0].pid, pid);
 }
 

@@ -12,11 +12,8 @@ use tensormp::pipeline::{
 
 use crate::flow::{client, numbers, see};
 use crate::held::ended_by_its_limit;
+use crate::scenes::{copy, load};
 use crate::stages::*;
-
-fn load() -> Step {
-    Step::of::<Load>("load", LoadParams::default())
-}
 
 fn see_with(params: SeeParams) -> Step {
     Step::of::<See>("see", params)
@@ -473,7 +470,7 @@ pub(crate) fn a_step_that_has_had_enough_ends_those_before_it() {
     let report = Pipeline::new()
         .client(Client::new(0_u64..))
         .step(load().slots(2))
-        .step(Step::of::<Copy>("copy", SeeParams::default()).slots(2))
+        .step(copy().slots(2))
         .step(see_with(params))
         .run()
         .unwrap();

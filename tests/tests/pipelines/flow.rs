@@ -10,6 +10,7 @@ use tensormp::pipeline::{
 };
 use tensormp::prelude::*;
 
+use crate::scenes::{copy, load};
 use crate::stages::*;
 
 /// What the processes of the last step saw: number, rows and part of each.
@@ -46,11 +47,7 @@ pub(crate) fn every_item_is_handled_once_among_replicas() {
     for (loads, sees, slots) in [(1, 1, 1), (1, 1, 2), (2, 3, 2)] {
         let report = Pipeline::new()
             .client(client(300))
-            .step(
-                Step::of::<Load>("load", LoadParams::default())
-                    .replicas(loads)
-                    .slots(slots),
-            )
+            .step(load().replicas(loads).slots(slots))
             .step(see().replicas(sees))
             .run()
             .unwrap();
@@ -117,11 +114,7 @@ pub(crate) fn segments_of_an_item_share_its_slot_and_come_together() {
     let report = Pipeline::new()
         .client(client(60))
         .step(Step::of::<Load>("load", params).slots(4).segments(3))
-        .step(
-            Step::of::<Copy>("copy", SeeParams::default())
-                .replicas(2)
-                .slots(1),
-        )
+        .step(copy().replicas(2).slots(1))
         .step(Step::of::<Join>("join", ()))
         .run()
         .unwrap();
@@ -142,12 +135,7 @@ pub(crate) fn segments_of_an_item_share_its_slot_and_come_together() {
 pub(crate) fn each_output_goes_to_every_reader_where_that_is_wanted() {
     let report = Pipeline::new()
         .client(client(100))
-        .step(
-            Step::of::<Load>("load", LoadParams::default())
-                .replicas(2)
-                .slots(2)
-                .delivery(Delivery::Every),
-        )
+        .step(load().replicas(2).slots(2).delivery(Delivery::Every))
         .step(see().replicas(3))
         .run()
         .unwrap();
@@ -246,7 +234,7 @@ pub(crate) fn inputs_are_put_together_by_count_and_by_deadline() {
     };
     let report = Pipeline::new()
         .client(client(42))
-        .step(Step::of::<Load>("load", LoadParams::default()).slots(5))
+        .step(load().slots(5))
         .step(Step::of::<Batcher>("batch", params.clone()).slots(2))
         .step(see_batches())
         .run()
@@ -270,7 +258,7 @@ pub(crate) fn inputs_are_put_together_by_count_and_by_deadline() {
     });
     let report = Pipeline::new()
         .client(Client::new(one_by_one))
-        .step(Step::of::<Load>("load", LoadParams::default()).slots(5))
+        .step(load().slots(5))
         .step(Step::of::<Batcher>("batch", params))
         .step(Step::of::<Rows>("rows", Some(seen)))
         .run()
@@ -287,7 +275,7 @@ pub(crate) fn inputs_are_passed_on_without_a_copy() {
     // The readers see the slots of the first step, two steps on.
     let report = Pipeline::new()
         .client(client(50))
-        .step(Step::of::<Load>("load", LoadParams::default()).slots(3))
+        .step(load().slots(3))
         .step(Step::of::<Batcher>("pass", BatcherParams::default()).replicas(2))
         .step(see())
         .run()
@@ -325,7 +313,7 @@ pub(crate) fn inputs_that_come_at_random_are_counted_to_the_target() {
         .count(150);
     let report = Pipeline::new()
         .client(client)
-        .step(Step::of::<Load>("load", LoadParams::default()))
+        .step(load())
         .step(see())
         .run()
         .unwrap();
@@ -344,11 +332,7 @@ pub(crate) fn a_run_leaves_its_directory() {
     Pipeline::new()
         .client(client(40))
         .run_dir(&path)
-        .step(
-            Step::of::<Load>("load", LoadParams::default())
-                .slots(4)
-                .segments(2),
-        )
+        .step(load().slots(4).segments(2))
         .step(see().replicas(2))
         .run()
         .unwrap();

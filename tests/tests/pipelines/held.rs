@@ -15,6 +15,7 @@ use tensormp::pipeline::{
 };
 
 use crate::flow::client;
+use crate::scenes::load;
 use crate::stages::*;
 
 /// How a [`Holder`] holds its inputs.
@@ -96,10 +97,6 @@ impl Stage for Holder {
 
 fn holder(hold: Hold) -> Step {
     Step::of::<Holder>("hold", hold)
-}
-
-fn load() -> Step {
-    Step::of::<Load>("load", LoadParams::default())
 }
 
 fn counted(count: u64) -> Pipeline {

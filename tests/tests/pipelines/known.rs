@@ -9,11 +9,8 @@ use tensormp::pipeline::{
 
 use crate::config::{TOML, registry};
 use crate::flow::{client, see};
+use crate::scenes::load;
 use crate::stages::*;
-
-fn load() -> Step {
-    Step::of::<Load>("load", LoadParams::default())
-}
 
 pub(crate) fn what_can_be_known_not_to_work_is_refused() {
     let batch = |params: BatcherParams| {
@@ -33,6 +30,10 @@ pub(crate) fn what_can_be_known_not_to_work_is_refused() {
         .client(client(1))
         .step(load())
         .step(see().delivery(Delivery::Every));
+    let named = |name: &str| {
+        let start = Pipeline::new().client(client(1)).step(load());
+        start.step(Step::of::<See>(name, SeeParams::default()))
+    };
     for (pipeline, told) in [
         (
             batch(BatcherParams {
@@ -57,6 +58,14 @@ pub(crate) fn what_can_be_known_not_to_work_is_refused() {
             ],
         ),
         (every, &["step \"see\", delivery", "last step"]),
+        (
+            named("two\nlines"),
+            &[
+                "step \"two\\nlines\", name",
+                "a line break or another control",
+            ],
+        ),
+        (named(""), &["step \"\", name: it is empty"]),
     ] {
         let error = pipeline.check().unwrap_err().to_string();
         for part in told {

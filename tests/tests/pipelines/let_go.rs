@@ -13,11 +13,8 @@ use tensormp::pipeline::{
 };
 
 use crate::flow::{client, numbers, see};
+use crate::scenes::{copy, load};
 use crate::stages::*;
-
-fn load() -> Step {
-    Step::of::<Load>("load", LoadParams::default())
-}
 
 fn batcher(batch: usize) -> Step {
     let params = BatcherParams {
@@ -43,9 +40,7 @@ pub(crate) fn segments_that_wait_as_copies_keep_no_slots_where_processes_may_be_
         .client(client(40))
         .step(again(load().slots(2).segments(2)))
         // One slot: the second segment of an item needs that of the first.
-        .step(again(
-            Step::of::<Copy>("copy", SeeParams::default()).slots(1),
-        ))
+        .step(again(copy().slots(1)))
         .step(again(aggregator()))
         .step(see())
         .run()

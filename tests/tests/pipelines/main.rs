@@ -17,6 +17,7 @@ mod order_kills;
 mod refused;
 mod returned;
 mod rnb;
+mod scenes;
 mod stages;
 mod told;
 mod whole;
@@ -129,6 +130,7 @@ fn main() -> ExitCode {
         a_stage_that_publishes_whatever_comes_is_refused_as_the_last,
         clips_give_the_same_features_however_they_are_split,
         the_command_says_how_a_run_ended,
+        what_is_odd_is_told_by_a_check_in_its_object_too,
         a_process_that_is_replaced_is_told_with_the_cause_while_it_runs_and_after,
         ctrl_c_on_a_terminal_ends_a_run_as_interrupted,
         a_signal_that_a_program_of_its_own_hands_on_interrupts_its_run,

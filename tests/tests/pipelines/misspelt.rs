@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use integration_tests::Keeper;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tensormp::pipeline::{
-    Config, Context, Flow, Input, Output, Registry, Stage, StageError, TensorSpec,
-};
+use tensormp::pipeline::{Config, Registry};
+
+use crate::scenes::Idle;
 
 /// A stage that takes any parameters, as those of RnB do.
-struct Any;
+type Any = Idle<AnyParams>;
 
 #[derive(Clone, Serialize, Deserialize)]
 struct AnyParams {
@@ -20,27 +20,6 @@ struct AnyParams {
     device: u32,
     #[serde(flatten)]
     more: BTreeMap<String, Value>,
-}
-
-impl Stage for Any {
-    type Params = AnyParams;
-    type Result = ();
-
-    fn output_spec(_: &AnyParams) -> Vec<TensorSpec> {
-        Vec::new()
-    }
-
-    fn new(_: AnyParams, _: &Context) -> Result<Self, StageError> {
-        Ok(Self)
-    }
-
-    fn process(&mut self, _: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
-        Ok(Flow::Continue)
-    }
-
-    fn finish(self, _: &mut Output) -> Result<(), StageError> {
-        Ok(())
-    }
 }
 
 fn registry() -> Registry {

@@ -13,7 +13,7 @@ use tensormp::shm_core::failpoint;
 use tensormp::{AliasedTensor, Tensor};
 
 use crate::flow::client;
-use crate::stages::*;
+use crate::scenes::load;
 
 const ITEMS: u64 = 20;
 
@@ -67,7 +67,7 @@ impl Stage for Pairs {
 fn run_below(_: AliasedTensor<u64>) -> Result<(), StageError> {
     let running = Pipeline::new()
         .client(client(ITEMS))
-        .step(Step::of::<Load>("load", LoadParams::default()).slots(2))
+        .step(load().slots(2))
         .step(Step::of::<Pairs>("pairs", ()).restart(3, Unfinished::Redeliver))
         .start()?;
     println!("{}", json!([std::process::id(), running.pids()]));

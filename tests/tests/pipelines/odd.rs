@@ -1,17 +1,18 @@
 //! Stages that fail where few do: while they are made, while they end, with shapes that are not theirs; and many slots.
 
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use integration_tests::{allow_leaks, resume, see_stopped, stop};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tensormp::pipeline::{
     Client, Context, Flow, Input, Output, Pipeline, Stage, StageError, Step, TensorSpec,
     Termination,
 };
 
 use crate::flow::{client, numbers, until_ended};
-use crate::stages::{Load, LoadParams, See, SeeParams};
+use crate::scenes::{copy, load, told_by};
+use crate::stages::{See, SeeParams};
 
 /// What a stage does that it should not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -192,7 +193,6 @@ pub(crate) fn a_thousand_slots_are_all_used_again_by_replicas() {
 }
 
 pub(crate) fn tensors_that_do_not_fit_the_next_stage_are_refused() {
-    use crate::stages::Copy;
     use tensormp::pipeline::stages::{Batcher, BatcherParams};
 
     let batch = BatcherParams {
@@ -202,9 +202,9 @@ pub(crate) fn tensors_that_do_not_fit_the_next_stage_are_refused() {
     let of = |step: Step| {
         Pipeline::new()
             .client(crate::flow::client(1))
-            .step(Step::of::<Load>("load", LoadParams::default()))
+            .step(load())
             .step(step)
-            .step(Step::of::<Copy>("copy", SeeParams::default()))
+            .step(copy())
             .step(crate::flow::see())
     };
     let error = of(Step::of::<Batcher>("batch", batch)).check().unwrap_err();
@@ -295,7 +295,7 @@ impl Stage for Elsewhere {
 pub(crate) fn who_lets_go_of_inputs_on_threads_of_its_own_is_in_no_knot() {
     let report = Pipeline::new()
         .client(client(4))
-        .step(Step::of::<Load>("load", LoadParams::default()).slots(2))
+        .step(load().slots(2))
         .step(Step::of::<Elsewhere>("elsewhere", ()))
         .run()
         .unwrap();
@@ -307,7 +307,7 @@ pub(crate) fn who_lets_go_of_inputs_on_threads_of_its_own_is_in_no_knot() {
 pub(crate) fn stopped_while_a_thread_lets_go() {
     let running = Pipeline::new()
         .client(client(3))
-        .step(Step::of::<Load>("load", LoadParams::default()).slots(1))
+        .step(load().slots(1))
         .step(Step::of::<Elsewhere>("elsewhere", ()))
         .start()
         .unwrap();
@@ -322,13 +322,11 @@ pub(crate) fn stopped_while_a_thread_lets_go() {
 }
 
 pub(crate) fn who_is_stopped_while_a_thread_of_it_lets_go_of_an_input_is_in_no_knot() {
-    let output = integration_tests::play("stopped_while_a_thread_lets_go")
-        .env("TENSORMP_FAILPOINT", "input.unread@elsewhere=stop")
-        .stderr(Stdio::piped())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let at = ("TENSORMP_FAILPOINT", "input.unread@elsewhere=stop");
+    assert_eq!(
+        told_by("stopped_while_a_thread_lets_go", &[at]),
+        Value::Null
+    );
 }
 
 /// Keeps each input for some milliseconds, and then lets go of it by itself.
@@ -379,7 +377,7 @@ pub(crate) fn who_is_stopped_before_it_lets_go_of_an_input_by_itself_is_in_no_kn
     let (inputs, ended) = until_ended();
     let running = Pipeline::new()
         .client(inputs)
-        .step(Step::of::<Load>("load", LoadParams::default()).slots(1))
+        .step(load().slots(1))
         .step(Step::of::<Patient>("patient", ()))
         .start()
         .unwrap();
@@ -405,7 +403,7 @@ pub(crate) fn a_writer_that_is_stopped_while_its_slots_come_back_is_in_no_knot()
     };
     let running = Pipeline::new()
         .client(inputs)
-        .step(Step::of::<Load>("load", LoadParams::default()).slots(2))
+        .step(load().slots(2))
         .step(Step::of::<See>("see", slow))
         .start()
         .unwrap();

@@ -9,6 +9,7 @@ use tensormp::pipeline::{
 };
 
 use crate::flow::{client, see, seen};
+use crate::scenes::{copy, load};
 use crate::stages::*;
 
 pub(crate) fn order_is_restored_where_it_is_wanted() {
@@ -49,7 +50,7 @@ pub(crate) fn what_was_reported_after_a_failure_is_passed_over_in_order() {
         let copy = Step::of::<Copy>("copy", params);
         let report = Pipeline::new()
             .client(client(60))
-            .step(load(0, 0).slots(3))
+            .step(load().slots(3))
             .step(copy.replicas(2).slots(2).restart(1, Unfinished::Report))
             .step(see().ordered())
             .run()
@@ -62,7 +63,7 @@ pub(crate) fn what_was_reported_after_a_failure_is_passed_over_in_order() {
     }
 }
 
-fn load(skip: u64, more: u64) -> Step {
+fn load_some(skip: u64, more: u64) -> Step {
     let params = LoadParams {
         skip,
         more,
@@ -71,23 +72,18 @@ fn load(skip: u64, more: u64) -> Step {
     Step::of::<Load>("load", params)
 }
 
-fn copy() -> Step {
-    Step::of::<Copy>("copy", SeeParams::default())
-}
-
 pub(crate) fn what_ended_steps_before_is_not_waited_for_in_order() {
     for replicas in [1, 2] {
         let report = Pipeline::new()
             .client(client(100))
-            .step(load(7, 0).slots(3))
+            .step(load_some(7, 0).slots(3))
             .step(copy().replicas(replicas).slots(3))
             .step(copy_again().slots(16))
             .step(see().ordered())
             .run()
             .unwrap();
-        let seen = seen(&report, "see").remove(0);
+        let seen = in_order(&report);
         let wanted = (0..100).filter(|number| number % 7 != 0);
-        let seen: Vec<u64> = seen.into_iter().map(|seen| seen.0).collect();
         assert!(seen.iter().copied().eq(wanted), "{replicas}: {seen:?}");
     }
 }
@@ -251,7 +247,7 @@ impl Stage for Pairs {
 pub(crate) fn what_went_into_a_batch_is_not_waited_for_in_order() {
     let report = Pipeline::new()
         .client(client(60))
-        .step(load(0, 0).slots(4))
+        .step(load().slots(4))
         .step(Step::of::<Pairs>("pairs", ()))
         .step(see().ordered())
         .run()
@@ -263,15 +259,15 @@ pub(crate) fn what_went_into_a_batch_is_not_waited_for_in_order() {
 }
 
 pub(crate) fn more_outputs_of_an_item_are_not_waited_for_in_order() {
-    let made = || Pipeline::new().client(client(60)).step(load(0, 2).slots(3));
+    let made = || {
+        Pipeline::new()
+            .client(client(60))
+            .step(load_some(0, 2).slots(3))
+    };
     // Also when they have been through another step.
     for pipeline in [made(), made().step(copy().slots(2))] {
         let report = pipeline.step(see().ordered()).run().unwrap();
-        let seen: Vec<u64> = seen(&report, "see")
-            .remove(0)
-            .into_iter()
-            .map(|seen| seen.0)
-            .collect();
+        let seen = in_order(&report);
         assert!(seen.is_sorted(), "{seen:?}");
         assert_eq!(seen.len(), 180);
     }
@@ -282,16 +278,12 @@ pub(crate) fn what_was_given_up_before_it_was_numbered_in_order_is_passed_over()
     for policy in [Backpressure::DropNewest, Backpressure::DropOldest] {
         let report = Pipeline::new()
             .client(Client::new(0..300).queue_size(4).backpressure(policy))
-            .step(load(0, 0).slots(3))
+            .step(load().slots(3))
             .step(see().ordered())
             .run()
             .unwrap();
         let items = report.items();
-        let seen: Vec<u64> = seen(&report, "see")
-            .remove(0)
-            .into_iter()
-            .map(|seen| seen.0)
-            .collect();
+        let seen = in_order(&report);
         assert!(seen.is_sorted(), "{seen:?}");
         assert_eq!(seen.len() as u64, items.completed);
         assert_eq!((items.completed + items.dropped, items.failed), (300, 0));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tensormp::pipeline::{Client, Delivery, Pipeline, Step, Unfinished};
 
 use crate::flow::seen;
+use crate::scenes::copy;
 use crate::stages::*;
 
 /// How many processes are killed, and about how long after each other.
@@ -60,7 +61,7 @@ impl Before {
         let pipeline = match self.between {
             0 => pipeline,
             processes => {
-                let copy = Step::of::<Copy>("copy", SeeParams::default());
+                let copy = copy();
                 pipeline.step(copy.replicas(processes).slots(self.slots))
             }
         };

@@ -1,7 +1,6 @@
 //! Processes that are killed behind their end, when they have brought home all that they were there for.
 
 use std::cell::Cell;
-use std::process::Stdio;
 use std::time::Duration;
 
 use integration_tests::{exists, kill, resume, see_stopped, stop};
@@ -12,7 +11,8 @@ use tensormp::pipeline::{
     Context, Flow, Input, Output, Pipeline, Stage, StageError, Step, TensorSpec, Unfinished,
 };
 
-use crate::flow::{client, numbers, see};
+use crate::flow::{client, numbers};
+use crate::scenes::{replaced_in_twos, told_by};
 use crate::stages::*;
 
 const ITEMS: u64 = 40;
@@ -21,14 +21,7 @@ const ITEMS: u64 = 40;
 /// its end only after the steps behind it have ended as well.
 pub(crate) fn killed_behind_its_end() {
     let which: Value = serde_json::from_str(&std::env::var("KILLED").unwrap()).unwrap();
-    let again = |step: Step| step.replicas(2).slots(2).restart(9, Unfinished::Redeliver);
-    let running = Pipeline::new()
-        .client(client(ITEMS))
-        .step(again(Step::of::<Load>("load", LoadParams::default())))
-        .step(again(Step::of::<Copy>("copy", SeeParams::default())))
-        .step(see())
-        .start()
-        .unwrap();
+    let running = replaced_in_twos(ITEMS, 9).start().unwrap();
     let pids = running.pids();
     let killed = pids[which["index"].as_u64().unwrap() as usize];
     see_stopped(killed);
@@ -57,24 +50,19 @@ pub(crate) fn a_process_that_is_killed_behind_its_end_is_not_missed() {
         ("stage.done", "load.1", 1, true),
         ("stage.done", "copy.0", 2, true),
     ] {
-        let output = integration_tests::play("killed_behind_its_end")
-            .env("TENSORMP_FAILPOINT", format!("{label}@{process}=stop"))
-            .env(
-                "KILLED",
-                json!({"index": index, "waits": waits}).to_string(),
-            )
-            .stderr(Stdio::piped())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{label} in {process}: {said}");
-        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let at = format!("{label}@{process}=stop");
+        let killed = json!({"index": index, "waits": waits}).to_string();
+        let environment = [("TENSORMP_FAILPOINT", &*at), ("KILLED", &killed)];
+        let told = told_by("killed_behind_its_end", &environment);
         let expected = json!({
             "error": null, "restarts": 0, "completed": ITEMS, "seen": ITEMS, "results": 4,
         });
         assert_eq!(told, expected, "{label} in {process}");
     }
 }
+
+/// The first of two that end stops while it sends what it brings home.
+const SENDS: (&str, &str) = ("TENSORMP_FAILPOINT", "put.claimed@ends.0=stop");
 
 /// Stops its process when the thread that has it ends.
 #[derive(Default)]
@@ -205,29 +193,17 @@ pub(crate) fn while_what_a_killed_process_sent_is_waited_for_all_else_goes_on() 
         ("death", "input_ended", [0, 0, 1]),
         ("stop", "interrupted", [0, 0, 0]),
     ] {
-        let output = integration_tests::play("something_else_while_a_killed_process_is_waited_for")
-            .env("TENSORMP_FAILPOINT", "put.claimed@ends.0=stop")
-            .env("MEANWHILE", meanwhile)
-            .stderr(Stdio::piped())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{meanwhile}: {said}");
-        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let told = told_by(
+            "something_else_while_a_killed_process_is_waited_for",
+            &[SENDS, ("MEANWHILE", meanwhile)],
+        );
         let expected = json!({"termination": termination, "restarts": restarts});
         assert_eq!(told, expected, "{meanwhile}");
     }
 }
 
 pub(crate) fn what_a_killed_process_sent_behind_another_that_is_slow_is_waited_for() {
-    let output = integration_tests::play("killed_behind_one_that_sends")
-        .env("TENSORMP_FAILPOINT", "put.claimed@ends.0=stop")
-        .stderr(Stdio::piped())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let told = told_by("killed_behind_one_that_sends", &[SENDS]);
     let expected = json!({"error": null, "restarts": 0, "results": [7, 7]});
     assert_eq!(told, expected);
 }

@@ -17,6 +17,8 @@ use tensormp::pipeline::{
 };
 use tensormp::spawn_api::Signals;
 
+use crate::flow::see;
+use crate::scenes::{Idle, load};
 use crate::stages::*;
 
 /// Waits until the processes of a run work, or it is over.
@@ -46,7 +48,7 @@ pub(crate) fn a_signal_that_a_program_of_its_own_hands_on_interrupts_its_run() {
                 ..LoadParams::default()
             },
         ))
-        .step(Step::of::<See>("see", SeeParams::default()))
+        .step(see())
         .run_dir(dir.path())
         .start()
         .unwrap();
@@ -133,8 +135,8 @@ pub(crate) fn a_process_that_gets_an_interrupt_interrupts_its_run() {
     let dir = tempfile::tempdir().unwrap();
     let running = Pipeline::new()
         .client(Client::new(0_u64..))
-        .step(Step::of::<Load>("load", LoadParams::default()))
-        .step(Step::of::<See>("see", SeeParams::default()))
+        .step(load())
+        .step(see())
         .run_dir(dir.path())
         .start()
         .unwrap();
@@ -192,14 +194,6 @@ pub(crate) fn a_first_step_that_waits_for_input_which_nobody_gives_is_told() {
 /// Why a run ended.
 fn cause(pipeline: Pipeline) -> String {
     pipeline.run().unwrap_err().to_string()
-}
-
-fn load() -> Step {
-    Step::of::<Load>("load", LoadParams::default())
-}
-
-fn see() -> Step {
-    Step::of::<See>("see", SeeParams::default())
 }
 
 /// Does one thing wrong.
@@ -328,28 +322,7 @@ struct From {
 }
 
 /// Its parameter has no name.
-struct Nameless;
-
-impl Stage for Nameless {
-    type Params = u64;
-    type Result = ();
-
-    fn output_spec(_: &u64) -> Vec<TensorSpec> {
-        Vec::new()
-    }
-
-    fn new(_: u64, _: &Context) -> Result<Self, StageError> {
-        Ok(Self)
-    }
-
-    fn process(&mut self, _: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
-        Ok(Flow::Continue)
-    }
-
-    fn finish(self, _: &mut Output) -> Result<(), StageError> {
-        Ok(())
-    }
-}
+type Nameless = Idle<u64>;
 
 fn registry() -> Registry {
     Registry::new()

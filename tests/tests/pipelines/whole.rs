@@ -10,15 +10,8 @@ use tensormp::pipeline::{
 };
 
 use crate::flow::{OddEven, client, numbers, see};
+use crate::scenes::{copy, load};
 use crate::stages::*;
-
-fn load() -> Step {
-    Step::of::<Load>("load", LoadParams::default())
-}
-
-fn copy() -> Step {
-    Step::of::<Copy>("copy", SeeParams::default())
-}
 
 fn aggregator(aggregate: Option<u32>) -> Step {
     Step::of::<Aggregator>("join", AggregatorParams { aggregate })

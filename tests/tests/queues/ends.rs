@@ -18,6 +18,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_queue_counts_the_consumers_that_died_with_it,
     a_get_that_others_could_serve_ends_when_a_process_is_killed,
     a_lane_ends_when_the_other_end_is_killed,
+    what_processes_apart_were_handed_ends_as_if_they_had_let_go,
+    who_returns_with_an_end_in_hand_has_not_died_with_it,
     messages_of_a_process_that_is_killed_later_still_arrive,
     a_loop_that_meets_an_unreadable_message_fails_its_worker,
     a_queue_of_a_failed_context_serves_the_next_one,
@@ -254,6 +256,83 @@ fn a_lane_ends_when_the_other_end_is_killed() {
     };
     killed(error.kind(), context.pids()[0]);
     assert_eq!(error.into_value(), Some(7));
+}
+
+fn what_processes_apart_were_handed_ends_as_if_they_had_let_go() {
+    type Ends = (LaneSender<u32>, Sender<u32>);
+    fn sends(_rank: usize, (mut lane, queue): Ends) -> tensormp::Result<()> {
+        lane.put(1)?;
+        queue.put(2)?;
+        kill(std::process::id());
+        Ok(())
+    }
+    fn gets(_rank: usize, mut from: LaneReceiver<u32>) -> tensormp::Result<()> {
+        from.get()?;
+        kill(std::process::id());
+        Ok(())
+    }
+    let apart = || Group::new().apart();
+    let (sender, mut lane) = pair(2).unwrap();
+    let (to, queue) = Queue::bounded(2).unwrap().split();
+    let mut group = apart();
+    group.add("sends", sends, (sender, to)).unwrap();
+    let mut context = group.start().unwrap();
+    // What it had sent comes first.
+    assert_eq!((lane.get().unwrap(), queue.get().unwrap()), (1, 2));
+    for error in [lane.get().unwrap_err(), queue.get().unwrap_err()] {
+        assert_eq!(error.kind(), &ErrorKind::Closed, "{error}");
+    }
+    // The cause is for who joins.
+    let cause = context.join().unwrap_err().to_string();
+    assert!(
+        cause.contains("\"sends\"") && cause.contains("SIGKILL"),
+        "{cause}"
+    );
+
+    let (mut sender, receiver) = pair(2).unwrap();
+    let mut group = apart();
+    group.add("gets", gets, receiver).unwrap();
+    let mut context = group.start().unwrap();
+    let error = loop {
+        if let Err(error) = sender.put(7) {
+            break error;
+        }
+    };
+    // A put that nobody can take is an error in any case: it says that somebody died, as far as is known here.
+    let ErrorKind::PeerFailed(failure) = error.kind() else {
+        panic!("{error}");
+    };
+    assert_eq!((failure.pid, &*failure.name), (context.pids()[0], ""));
+    assert_eq!(error.into_value(), Some(7));
+    context.join().unwrap_err();
+}
+
+fn who_returns_with_an_end_in_hand_has_not_died_with_it() {
+    /// It is dropped by nobody, like whatever a program keeps for as long as it lives.
+    static KEPT: std::sync::OnceLock<(LaneSender<u32>, Sender<u32>)> = std::sync::OnceLock::new();
+    type Ends = (LaneSender<u32>, Sender<u32>);
+    fn keeps(_rank: usize, (mut lane, queue): Ends) -> tensormp::Result<()> {
+        lane.put(1)?;
+        queue.put(2)?;
+        let _ = KEPT.set((lane, queue));
+        Ok(())
+    }
+    // Who waits when it ends, and who comes after that.
+    for joined_first in [false, true] {
+        let (sender, mut lane) = pair(2).unwrap();
+        let (to, queue) = Queue::bounded(2).unwrap().split();
+        let mut group = Group::new();
+        group.add("keeps", keeps, (sender, to)).unwrap();
+        let mut context = group.start().unwrap();
+        if joined_first {
+            context.join().unwrap();
+        }
+        assert_eq!((lane.get().unwrap(), queue.get().unwrap()), (1, 2));
+        for error in [lane.get().unwrap_err(), queue.get().unwrap_err()] {
+            assert_eq!(error.kind(), &ErrorKind::Closed, "{error}");
+        }
+        context.join().unwrap();
+    }
 }
 
 fn messages_of_a_process_that_is_killed_later_still_arrive() {

@@ -42,6 +42,7 @@ impl Channel {
             }
             let answer = wait_patiently(&self.object, NOT_FULL, patience, |_| {
                 let said = self.said(doing).or_else(|| self.departed(end, doing));
+                let said = said.or_else(|| self.nothing_more_to_say(end));
                 said.map(Err::<(), _>)
             });
             if let Some(Err(error)) = answer {
@@ -62,7 +63,8 @@ impl Channel {
             false => DEATH_PATIENCE,
         };
         if self.is_worth_waiting(patience) && waited < CAUSE_PATIENCE + DEATH_PATIENCE {
-            return self.departed(end, doing);
+            let said = self.departed(end, doing);
+            return said.or_else(|| self.nothing_more_to_say(end));
         }
         Some(self.nothing_said(end, doing))
     }
@@ -71,6 +73,11 @@ impl Channel {
     fn is_worth_waiting(&self, patience: Duration) -> bool {
         let known = patience == CAUSE_PATIENCE || self.object.bereaved().is_some();
         known && self.object.supervisor().is_some()
+    }
+
+    /// Who had died with its end in hand, as it seemed, had returned in order.
+    fn nothing_more_to_say(&self, end: u64) -> Option<Error> {
+        (end == PRODUCERS && !self.says_more_than_drained()).then(|| self.drained())
     }
 
     fn said(&self, doing: &str) -> Option<Error> {

@@ -34,13 +34,16 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The value of a key, by its own name or RnB's.
+    /// The value of a key, by its own name or RnB's, where that is not empty.
     pub(super) fn take<T: DeserializeOwned>(&mut self, key: &str, rnb: &str) -> Result<Option<T>> {
-        let (name, value) = match (self.rest.remove(key), self.rest.remove(rnb)) {
+        let in_rnbs_words = match rnb {
+            "" => None,
+            rnb => self.rest.remove(rnb),
+        };
+        let (name, value) = match (self.rest.remove(key), in_rnbs_words) {
             (None, None) => return Ok(None),
             (Some(value), None) => (key, value),
             (None, Some(value)) => (rnb, value),
-            (Some(_), Some(_)) if key == rnb => return Ok(None),
             (Some(_), Some(_)) => {
                 return Err(Error::invalid(format!(
                     "{}, {key}: {rnb} says the same; leave one out",
@@ -65,5 +68,22 @@ impl<'a> Keys<'a> {
             self.at,
             instead.unwrap_or_default()
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::Keys;
+
+    #[test]
+    fn a_key_without_a_name_is_no_other_key_in_rnbs_words() {
+        let table = json!({"": 3, "count": 4, "old": 5});
+        let mut keys = Keys::of(&table, "here").unwrap();
+        assert_eq!(keys.take::<u64>("seed", "").unwrap(), None);
+        assert_eq!(keys.take("count", "").unwrap(), Some(4));
+        assert_eq!(keys.take("new", "old").unwrap(), Some(5));
+        assert_eq!(keys.rest.keys().collect::<Vec<_>>(), [""]);
     }
 }

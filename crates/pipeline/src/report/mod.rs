@@ -20,7 +20,7 @@ mod read;
 mod replacement;
 mod series;
 mod summary;
-mod text;
+pub(crate) mod text;
 mod trace;
 mod verdict;
 

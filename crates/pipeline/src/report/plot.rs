@@ -1,13 +1,16 @@
-//! Plots as SVG: axes with round numbers, lines, steps and stacked areas. Colours come from the page's style sheet.
+//! Plots as SVG: axes with round numbers, lines, steps and stacked areas. Colours come from the page's style sheet, and so
+//! do the margins that the texts outside the axes stand in.
+//!
+//! A plot is as wide as its place, and only what is drawn between the axes is stretched to that: texts are as large on a
+//! telephone as anywhere. So ordinates are pixels, and abscissas parts of the width.
 
 use std::fmt::Write;
 
 use super::series::Curve;
 
-const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 260.0;
-const LEFT: f64 = 62.0;
-const RIGHT: f64 = 20.0;
+/// What curves have for the whole width.
+const WIDTH: f64 = 1000.0;
+const HEIGHT: f64 = 280.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 42.0;
 /// Between two lanes, and how low one may be.
@@ -110,7 +113,7 @@ impl Plot<'_> {
         };
         let foot = scales.last().map_or(TOP, |(scale, _)| scale.foot);
         let mut svg = format!(
-            "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"{}\">",
+            "<svg class=\"plot\" height=\"{}\" role=\"img\" aria-label=\"{}\">",
             foot + BOTTOM,
             escape(self.title)
         );
@@ -119,10 +122,8 @@ impl Plot<'_> {
                 let y = scale.y(tick);
                 let _ = write!(
                     svg,
-                    "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
-                     <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                    WIDTH - RIGHT,
-                    LEFT - 6.0,
+                    "<line class=\"grid\" x1=\"0\" x2=\"100%\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
+                     <text x=\"-6\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                     y + 4.0,
                     number(tick)
                 );
@@ -131,22 +132,23 @@ impl Plot<'_> {
         let Some((scale, _)) = scales.first() else {
             return svg + "</svg>";
         };
-        for &tick in &x_ticks {
-            let x = scale.x(tick);
+        for (index, &tick) in x_ticks.iter().enumerate() {
+            // Where there is no room for all.
+            let class = if index % 2 == 1 { " class=\"odd\"" } else { "" };
             let _ = write!(
                 svg,
-                "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+                "<text{class} x=\"{:.2}%\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+                tick / scale.x_end * 100.0,
                 foot + 16.0,
                 number(tick)
             );
         }
         let _ = write!(
             svg,
-            "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{foot}\" y2=\"{foot}\"/>\
-             <text class=\"label\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\
-             <text class=\"label\" transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
-            WIDTH - RIGHT,
-            (LEFT + WIDTH - RIGHT) / 2.0,
+            "<line class=\"axis\" x1=\"0\" x2=\"100%\" y1=\"{foot}\" y2=\"{foot}\"/>\
+             <text class=\"label\" x=\"50%\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\
+             <text class=\"label\" transform=\"translate(-48 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>\
+             <svg viewBox=\"0 0 {WIDTH} {foot}\" width=\"100%\" height=\"{foot}\" preserveAspectRatio=\"none\">",
             foot + BOTTOM - 6.0,
             escape(self.x),
             (TOP + foot) / 2.0,
@@ -154,7 +156,7 @@ impl Plot<'_> {
         );
         let scales: Vec<_> = scales.iter().map(|(scale, _)| scale).collect();
         self.draw(&scales, &mut svg);
-        svg.push_str("</svg>");
+        svg.push_str("</svg></svg>");
         svg
     }
 
@@ -265,7 +267,7 @@ struct Scale {
 
 impl Scale {
     fn x(&self, x: f64) -> f64 {
-        LEFT + x / self.x_end * (WIDTH - LEFT - RIGHT)
+        x / self.x_end * WIDTH
     }
 
     fn y(&self, y: f64) -> f64 {

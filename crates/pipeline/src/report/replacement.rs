@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::read::Run;
 use super::text::{plural, time};
+use crate::replaced::Replaced;
 
 /// So many items are told by their numbers; of more it is told how many they are.
 const ITEMS_TOLD: usize = 5;
@@ -35,17 +35,21 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Those of a run, in the order of time.
-    pub(super) fn all(run: &Run) -> Vec<Self> {
+    /// Those of a run, in the order of time: of its places, each with its rank, the step and the process's name, and with
+    /// those that were replaced there. All processes were ready at `start_ns`.
+    pub(crate) fn all<'a>(
+        start_ns: u64,
+        places: impl IntoIterator<Item = (u32, &'a str, &'a str, &'a [Replaced])>,
+    ) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
-        for process in &run.processes {
-            all.extend(process.replaced.iter().map(|one| Self {
-                step: process.step.clone(),
-                process: process.name.clone(),
-                rank: process.rank,
+        for (rank, step, process, replaced) in places {
+            all.extend(replaced.iter().map(|one| Self {
+                step: step.to_owned(),
+                process: process.to_owned(),
+                rank,
                 pid: one.pid,
-                at_s: (one.at_ns as f64 - run.clock_start_ns as f64) / 1e9,
-                cause: one.in_short(&process.name),
+                at_s: (one.at_ns as f64 - start_ns as f64) / 1e9,
+                cause: one.in_short(process),
                 items: one.items.clone(),
                 redelivered: one.redelivered,
                 failed: one.failed,

@@ -189,7 +189,7 @@ impl Summary {
             items,
             throughput: items.completed as f64 / seconds,
             replaced: replaced(run),
-            replacements: Replacement::all(run),
+            replacements: replacements(run),
             latency: Quantiles::of(latencies),
             bottleneck: match run.is_success() {
                 true => bottleneck(run, &steps, seconds),
@@ -204,6 +204,15 @@ impl Summary {
 fn replaced(run: &Run) -> Vec<Replacements> {
     let places = run.processes.iter();
     Replacements::gather(places.map(|place| (&*place.step, &*place.name, &place.replaced[..])))
+}
+
+/// The same one by one.
+fn replacements(run: &Run) -> Vec<Replacement> {
+    let places = run.processes.iter().map(|place| {
+        let replaced = &place.replaced[..];
+        (place.rank, &*place.step, &*place.name, replaced)
+    });
+    Replacement::all(run.clock_start_ns, places)
 }
 
 fn step_summary(run: &Run, step: &Step, cards: &[&Card], seconds: f64) -> StepSummary {

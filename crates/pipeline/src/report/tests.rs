@@ -154,7 +154,17 @@ fn a_page_has_its_parts_and_needs_nothing_from_elsewhere() {
     for elsewhere in ["http://", "https://", "<script", "@import", "url("] {
         assert!(!page.contains(elsewhere), "{elsewhere:?} is in the page");
     }
-    assert_eq!(page.matches("<svg").count(), 4);
+    assert_eq!(page.matches("<svg class=\"plot\"").count(), 4);
+    // Only curves are stretched to the width of their place: texts are as large however narrow that is.
+    let stretched: Vec<_> = page.split("viewBox").skip(1).collect();
+    assert_eq!(stretched.len(), 4);
+    for part in stretched {
+        let (within, _) = part.split_once("</svg>").unwrap();
+        assert!(
+            within.contains("<poly") && !within.contains("<text"),
+            "{within}"
+        );
+    }
 }
 
 #[test]

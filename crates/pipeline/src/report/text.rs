@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use super::replacement::Replacement;
 use super::summary::{Quantiles, StepSummary, Summary};
+use crate::replaced::Replacements;
 
 /// So many replacements are told one by one.
 const REPLACEMENTS_TOLD: usize = 100;
@@ -82,6 +84,20 @@ pub(super) fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>], heads: usi
     Ok(())
 }
 
+/// The lines of replaced processes: summed up by place and cause, then one by one; `all_are` says where those are of which
+/// there are too many.
+pub(crate) fn replaced(summed: &[Replacements], each: &[Replacement], all_are: &str) -> String {
+    let summed = summed.iter().map(|some| format!("{some}\n"));
+    let told = each.iter().take(REPLACEMENTS_TOLD);
+    let told = told.map(|one| format!("  {one}\n"));
+    let more = each.len().checked_sub(REPLACEMENTS_TOLD + 1);
+    let more = more.map(|more| {
+        let more = plural(more as u64 + 1, "more replacement");
+        format!("  {more}, {all_are}\n")
+    });
+    summed.chain(told).chain(more).collect()
+}
+
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Hardly any run has copies or batches, and the table is wide enough.
@@ -146,16 +162,8 @@ impl fmt::Display for Summary {
         for (count, what) in others.into_iter().filter(|(count, _)| *count > 0) {
             writeln!(f, "{} {what}", plural(count, "item"))?;
         }
-        for replacements in &self.replaced {
-            writeln!(f, "{replacements}")?;
-        }
-        for one in self.replacements.iter().take(REPLACEMENTS_TOLD) {
-            writeln!(f, "  {one}")?;
-        }
-        if let Some(more) = self.replacements.len().checked_sub(REPLACEMENTS_TOLD + 1) {
-            let more = plural(more as u64 + 1, "more replacement");
-            writeln!(f, "  {more}, all of them in summary.json")?;
-        }
+        let all_are = "all of them in summary.json";
+        f.write_str(&replaced(&self.replaced, &self.replacements, all_are))?;
         match &self.termination.detail {
             Some(detail) => writeln!(f, "ended: {} ({detail})", self.termination.reason)?,
             None => writeln!(f, "ended: {}", self.termination.reason)?,

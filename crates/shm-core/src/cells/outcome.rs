@@ -6,7 +6,7 @@ use crate::word::Owner;
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Claim {
-    /// The cell of this position is the caller's: write, then publish or abandon.
+    /// The cell of this position is the caller's: write, then publish.
     At(u64),
     /// The next cell holds a message, or one that is being taken out.
     Full,

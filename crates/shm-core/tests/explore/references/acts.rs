@@ -220,7 +220,8 @@ impl References {
                     Kind::Giving
                 };
                 self.ticket(&entry, me.epoch, kind, held, pos);
-                if self.config.regrets > 0 {
+                // A lane may be closed before the message is out. What has a cell is sure to go.
+                if self.config.lane && self.config.regrets > 0 {
                     Act::Decide { held, pos }
                 } else {
                     Act::Publish { held, pos }
@@ -230,14 +231,8 @@ impl References {
                 0 => Act::Publish { held, pos },
                 _ => Act::TakeBack { held, pos },
             },
-            Act::TakeBack { held, pos } => {
+            Act::TakeBack { held, .. } => {
                 entry.set(Kind::Held);
-                Act::Abandon { held, pos }
-            }
-            Act::Abandon { held, pos } => {
-                if !self.config.lane {
-                    self.cells().abandon(pos);
-                }
                 if sharing {
                     Act::Return { held }
                 } else {

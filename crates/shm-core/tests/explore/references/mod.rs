@@ -107,7 +107,7 @@ pub(crate) struct Config {
     pub(crate) kills: u8,
     /// How many times a freed row is given to a successor of the dead.
     pub(crate) reuses: u8,
-    /// How many times senders and takers change their minds before the message is out or in.
+    /// How many times takers, and senders through a lane, have a message back before it is in or out.
     pub(crate) regrets: u8,
     pub(crate) variant: Variant,
 }
@@ -187,10 +187,6 @@ enum Act {
         pos: u64,
     },
     TakeBack {
-        held: Ref,
-        pos: u64,
-    },
-    Abandon {
         held: Ref,
         pos: u64,
     },

@@ -83,9 +83,7 @@ impl References {
             | Act::Give { held, .. }
             | Act::Decide { held, .. }
             | Act::Arrive { held } => Some(held),
-            Act::TakeBack { held, .. } | Act::Abandon { held, .. } | Act::Return { held } => {
-                Some(held)
-            }
+            Act::TakeBack { held, .. } | Act::Return { held } => Some(held),
             Act::Publish { held, .. } | Act::Drop { held } if untouched => Some(held),
             _ => None,
         }

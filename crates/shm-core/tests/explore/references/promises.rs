@@ -76,6 +76,7 @@ fn a_reference_that_moves_is_freed_once_whoever_is_killed() {
     };
     holds("moving, lane", lane);
     holds("moving, lane, relay", relay(lane));
+    holds("moving, lane, regrets", Config { regrets, ..lane });
     let twice = Config { rounds: 2, ..lane };
     holds("moving, lane, successor", Config { reuses, ..twice });
 }
@@ -90,6 +91,7 @@ fn a_reference_that_is_shared_is_freed_once_whoever_is_killed() {
         ..SHARING
     };
     holds("sharing, lane", lane);
+    holds("sharing, lane, regrets", Config { regrets, ..lane });
     let twice = Config { rounds: 2, ..lane };
     holds("sharing, lane, successor", Config { reuses: 1, ..twice });
 }
