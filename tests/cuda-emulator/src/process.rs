@@ -184,9 +184,14 @@ impl Process {
     fn count(&self, call: Call) -> Answer {
         let count = &self.board.words.processes[self.row].calls[usize::from(call.0)];
         let nth = count.fetch_add(1, Ordering::Relaxed) + 1;
-        self.serial.fetch_add(1, Ordering::Relaxed);
+        let of_all = self.serial.fetch_add(1, Ordering::Relaxed) + 1;
         for failure in &self.knobs.failures {
-            if failure.call == call.name() && failure.nth.is_none_or(|wanted| wanted == nth) {
+            let nth = match &*failure.call {
+                knobs::ANY => u64::from(of_all),
+                name if name == call.name() => nth,
+                _ => continue,
+            };
+            if failure.is_it(nth) {
                 return refuse(failure.code, "a knob makes this call fail");
             }
         }
