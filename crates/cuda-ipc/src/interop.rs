@@ -13,6 +13,7 @@ use std::sync::Arc;
 use cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys,
 };
+use shm_core::tensor::Geometry;
 use shm_core::{Element, Shape};
 
 use crate::body::Body;
@@ -233,7 +234,7 @@ impl<T: Element> DeviceTensor<T> {
         let kept = Arc::new(slice);
         let made = (|| {
             let shape = shape.into();
-            expect_len(&shape, kept.len())?;
+            expect_len::<T>(shape, kept.len())?;
             let stream = following(&theirs)?;
             // SAFETY: the slice is the tensor's from now on, and is freed when nobody uses the tensor any more.
             unsafe { Self::wrap_raw(&stream, shape, address, kept.clone()) }
@@ -257,7 +258,7 @@ impl<T: Element> DeviceTensor<T> {
         T: DeviceRepr,
     {
         let shape = shape.into();
-        expect_len(&shape, slice.len())?;
+        expect_len::<T>(shape, slice.len())?;
         // First: the slice's stream waits for those in which others wrote it, and ours for that.
         let (address, after) = slice.device_ptr(slice.stream());
         let stream = following(slice.stream())?;
@@ -282,8 +283,8 @@ fn following(theirs: &CudaStream) -> Result<Stream> {
     Ok(stream)
 }
 
-fn expect_len(shape: &Shape, found: usize) -> Result<()> {
-    let wanted: usize = shape.dims()?.iter().product();
+fn expect_len<T: Element>(shape: Shape, found: usize) -> Result<()> {
+    let wanted = Geometry::contiguous(T::DTYPE, shape)?.numel();
     if wanted == found {
         return Ok(());
     }

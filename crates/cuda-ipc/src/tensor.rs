@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::message::refuse_because;
+use shm_core::tensor::Geometry;
 use shm_core::{Dtype, Element, Shape, Strided};
 
 use crate::body::Body;
@@ -56,7 +57,7 @@ impl<T: Element> DeviceTensor<T> {
     /// As there.
     pub fn from_slice_on(stream: &Stream, shape: impl Into<Shape>, elements: &[T]) -> Result<Self> {
         let shape = shape.into();
-        let numel: usize = shape.dims()?.iter().product();
+        let numel = Geometry::contiguous(T::DTYPE, shape)?.numel();
         if numel != elements.len() {
             return Err(Error::new(
                 ErrorKind::Shape,

@@ -12,6 +12,7 @@ mod hostile;
 mod legacy;
 mod lifetime;
 mod lost;
+mod misuse;
 mod order;
 mod others;
 mod paths;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         peace::TESTS,
         pauses::TESTS,
         rules::TESTS,
+        misuse::TESTS,
         paths::TESTS,
         staged::TESTS,
         doctor::TESTS,
