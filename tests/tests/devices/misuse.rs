@@ -13,6 +13,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     lengths_that_nothing_has_are_errors_and_no_panics,
     slots_that_nothing_can_hold_are_an_error,
     slots_take_back_what_nobody_uses,
+    a_context_that_could_not_be_made_is_tried_again,
 ];
 
 fn lengths_that_nothing_has_are_errors_and_no_panics() {
@@ -63,6 +64,18 @@ fn slots_take_back_what_nobody_uses() {
         "{error}"
     );
     assert!(error.to_string().contains("this process has"), "{error}");
+    no_memory_is_left(session);
+}
+
+fn a_context_that_could_not_be_made_is_tried_again() {
+    // As on a device that others have filled.
+    let session = with(&Knobs::new().fail("cuDevicePrimaryCtxRetain", 2, Some(1)));
+    let error = DeviceTensor::<u8>::zeros([4]).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::OutOfMemory { .. }),
+        "{error}"
+    );
+    drop(DeviceTensor::<u8>::zeros([4]).unwrap());
     no_memory_is_left(session);
 }
 
