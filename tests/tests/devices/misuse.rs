@@ -1,8 +1,12 @@
 //! What nobody should do, and some will: lengths that nothing has, use at the end of a thread, owners that panic, what is used in
 //! two streams.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use cuda_emulator::{Feature, Knobs};
-use cuda_ipc::{DeviceTensor, ErrorKind};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
 use cudarc::driver::CudaContext;
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
@@ -14,6 +18,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     slots_that_nothing_can_hold_are_an_error,
     slots_take_back_what_nobody_uses,
     a_context_that_could_not_be_made_is_tried_again,
+    the_values_of_a_thread_use_tensors_when_it_ends,
 ];
 
 fn lengths_that_nothing_has_are_errors_and_no_panics() {
@@ -77,6 +82,51 @@ fn a_context_that_could_not_be_made_is_tried_again() {
     );
     drop(DeviceTensor::<u8>::zeros([4]).unwrap());
     no_memory_is_left(session);
+}
+
+/// Uses its tensor when its thread ends, and then counts itself.
+struct AtTheEnd(Option<DeviceTensor<u32>>, Arc<AtomicUsize>);
+
+impl Drop for AtTheEnd {
+    fn drop(&mut self) {
+        let tensor = self.0.take().unwrap();
+        let queue = Queue::bounded(2).unwrap();
+        // More than a cell has room for.
+        let much = vec![7_u8; 10_000];
+        queue.put((tensor, much)).unwrap();
+        let (tensor, much) = queue.get().unwrap();
+        assert_eq!(much.len(), 10_000);
+        let made = tensor.to_device(Device::new(1).unwrap()).unwrap();
+        let side = Stream::new(tensor.device()).unwrap();
+        let zeros = side.scope(|| DeviceTensor::<u32>::zeros([2])).unwrap();
+        assert!(zeros.stream().same(&side) && !Stream::current().unwrap().same(&side));
+        assert_eq!(made.to_vec().unwrap(), [1, 2]);
+        assert_eq!(zeros.to_vec().unwrap(), [0, 0]);
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn the_values_of_a_thread_use_tensors_when_it_ends() {
+    thread_local! {
+        static KEPT: RefCell<Option<AtTheEnd>> = const { RefCell::new(None) };
+    }
+    let session = machine();
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = ended.clone();
+    std::thread::spawn(move || {
+        // The first value of the thread, and so dropped behind all that this crate and others have there.
+        KEPT.set(None);
+        let tensor = DeviceTensor::from_slice([2], &[1, 2]).unwrap();
+        let side = Stream::new(tensor.device()).unwrap();
+        side.scope(|| side.scope(|| ()));
+        let queue = Queue::bounded(1).unwrap();
+        queue.put(vec![7_u8; 10_000]).unwrap();
+        KEPT.set(Some(AtTheEnd(Some(tensor), count)));
+    })
+    .join()
+    .unwrap();
+    assert_eq!(ended.load(Ordering::Relaxed), 1);
+    all_is_well(session);
 }
 
 fn is_refused<T>(outcome: cuda_ipc::Result<T>) -> bool {
