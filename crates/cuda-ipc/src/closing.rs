@@ -87,9 +87,8 @@ impl Hub {
                 }
                 std::thread::sleep(Duration::from_micros(50));
             }
-            // Whoever made it may do anything when it goes.
             for memory in gone {
-                freed += self.give_up(&memory);
+                freed += self.drop_owner_of(&memory);
             }
         }
         freed

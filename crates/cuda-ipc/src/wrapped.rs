@@ -56,13 +56,8 @@ impl Hub {
                 false => rest::while_calm(device, Some(Instant::now()), take),
             };
             stays |= gone.is_none();
-            // Whoever made it may do anything when it goes, and that is no business of who happens to come by.
             for memory in gone.unwrap_or_default() {
-                if catch_unwind(AssertUnwindSafe(|| self.give_up(&memory))).is_err() {
-                    tracing::error!(
-                        "the owner of wrapped device memory panicked when it was dropped"
-                    );
-                }
+                self.drop_owner_of(&memory);
             }
         }
         stays
@@ -79,3 +74,12 @@ impl Hub {
             && place.is_quiet(0, self.driver).unwrap_or(false)
     }
 }
+    /// Drops the owner of a memory that is in no pool any more; the number of bytes. Whoever made it may do anything when it goes,
+    /// and that is no business of who happens to come by, nor of the next owner.
+    pub(crate) fn drop_owner_of(&self, memory: &Arc<Memory>) -> u64 {
+        catch_unwind(AssertUnwindSafe(|| self.give_up(memory))).unwrap_or_else(|_| {
+            tracing::error!("the owner of wrapped device memory panicked when it was dropped");
+            memory.bytes
+        })
+    }
+

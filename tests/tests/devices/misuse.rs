@@ -4,8 +4,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use cuda_emulator::{Feature, Knobs};
+use cuda_emulator::{Driver, Feature, Knobs};
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
 use cudarc::driver::CudaContext;
 use integration_tests::{Test, tests};
@@ -19,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     slots_take_back_what_nobody_uses,
     a_context_that_could_not_be_made_is_tried_again,
     the_values_of_a_thread_use_tensors_when_it_ends,
+    owners_that_panic_keep_no_others,
 ];
 
 fn lengths_that_nothing_has_are_errors_and_no_panics() {
@@ -127,6 +129,39 @@ fn the_values_of_a_thread_use_tensors_when_it_ends() {
     .unwrap();
     assert_eq!(ended.load(Ordering::Relaxed), 1);
     all_is_well(session);
+}
+
+/// Panics when it is dropped, and counts how often it was.
+struct Panicking(Arc<AtomicUsize>);
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        panic!("an owner panics");
+    }
+}
+
+fn owners_that_panic_keep_no_others() {
+    let session = machine();
+    let stream = Stream::current().unwrap();
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let address = driver.alloc(4096).unwrap();
+    let wrapped: Vec<_> = (0..5)
+        .map(|piece| {
+            let (at, owner) = (address + 512 * piece, Panicking(dropped.clone()));
+            // SAFETY: the memory is there until it is freed below, and nobody else uses it.
+            unsafe { DeviceTensor::<u32>::wrap_raw(&stream, [4], at, owner) }.unwrap()
+        })
+        .collect();
+    drop(wrapped);
+    stream.synchronize().unwrap();
+    cuda_ipc::collect();
+    cuda_ipc::close(Duration::from_secs(20)).unwrap();
+    assert_eq!(dropped.load(Ordering::Relaxed), 5);
+    driver.free(address).unwrap();
+    no_memory_is_left(session);
 }
 
 fn is_refused<T>(outcome: cuda_ipc::Result<T>) -> bool {
