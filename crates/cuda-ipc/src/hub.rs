@@ -321,13 +321,14 @@ impl Hub {
 
     /// Memory that somebody else made, as a place with one block.
     pub(crate) fn adopt(&self, memory: Memory) -> Result<(BlockRef, Place)> {
+        let station = self.station()?;
         let memory = Arc::new(memory);
         let pool = self.pool(memory.device, memory.path);
         self.memories
             .lock()
             .insert(memory.object.handle(), memory.clone());
         pool.lock().add_lent(&memory);
-        let place = Place::Home(memory.clone(), self.station()?);
+        let place = Place::Home(memory.clone(), station);
         place.begin_turn(0);
         Ok((BlockRef { memory, index: 0 }, place))
     }
