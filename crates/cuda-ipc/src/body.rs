@@ -463,7 +463,7 @@ impl Body {
     pub(crate) fn write_span(&self, from: &[u8]) -> Result<()> {
         self.using.place.check_alive(true)?;
         let (address, _) = self.span()?;
-        self.using.works_on(&self.stream);
+        self.using.is_written_in(&self.stream)?;
         let _calm = self.gate()?;
         self.stream
             .driver()

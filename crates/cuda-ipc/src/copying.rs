@@ -26,7 +26,7 @@ impl Body {
         from.using.place.check_alive(false)?;
         let (to, source) = (self.address()?, from.address()?);
         self.stream.wait_for(&from.stream)?;
-        self.using.works_on(&self.stream);
+        self.using.is_written_in(&self.stream)?;
         let bytes = self.geometry.packed_bytes() as u64;
         copy_in(
             &self.stream,
@@ -62,9 +62,20 @@ impl Body {
 
 impl Body {
     /// Sets all bytes of the elements.
+    /// As [`enter`](Self::enter), for work that writes: the stream waits for all that this process has to do with the memory.
+    pub(crate) fn enter_to_write(&self, stream: &Stream) -> Result<u64> {
+        crate::driver::check_not_forked()?;
+        stream.expect(self.device())?;
+        self.using.place.check_alive(false)?;
+        let address = self.address()?;
+        self.using.works_on(&self.stream);
+        self.using.is_written_in(stream)?;
+        Ok(address)
+    }
+
     pub(crate) fn fill_bytes(&self, value: u8) -> Result<()> {
         let (address, length) = self.span()?;
-        self.using.works_on(&self.stream);
+        self.using.is_written_in(&self.stream)?;
         self.stream
             .driver()
             .fill(self.stream.raw()?, address, value, length as u64)

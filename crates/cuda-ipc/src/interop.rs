@@ -210,7 +210,9 @@ impl<T: Element> DeviceTensor<T> {
     /// # Errors
     /// As for [`SharedDeviceTensor::for_cudarc`].
     pub fn for_cudarc_mut(&mut self, stream: &Arc<CudaStream>) -> Result<CudarcViewMut<'_, T>> {
-        CudarcView::new(&self.body, stream).map(CudarcViewMut)
+        let view = CudarcView::new(&self.body, stream)?;
+        self.body.using.is_written_in(&self.body.stream)?;
+        Ok(CudarcViewMut(view))
     }
 
     /// A slice of cudarc as a tensor, without a copy; on the default stream of its device, which waits for the slice's.

@@ -226,8 +226,8 @@ impl<T: Element> DeviceTensor<T> {
     }
 
     /// Where the first element lies on the device, for kernels and copies that read it and are put into `stream` next. The
-    /// stream waits for the tensor's own; the memory is not used otherwise before what is in `stream` when the tensor goes
-    /// is done. Elements lie as [`strides`](Self::strides) says.
+    /// stream waits for the tensor's own; the tensor is not written, and its memory not used otherwise, before what is in
+    /// `stream` then is done. Elements lie as [`strides`](Self::strides) says.
     ///
     /// # Errors
     /// When it is a stream of another device, or the memory's origin has ended.
@@ -240,7 +240,7 @@ impl<T: Element> DeviceTensor<T> {
     /// # Errors
     /// As there.
     pub fn write_in(&mut self, stream: &Stream) -> Result<u64> {
-        let address = self.body.enter(stream)?;
+        let address = self.body.enter_to_write(stream)?;
         self.body.stream = stream.clone();
         Ok(address)
     }

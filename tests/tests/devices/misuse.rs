@@ -12,7 +12,7 @@ use cudarc::driver::CudaContext;
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 
-use crate::support::{all_is_well, machine, no_memory_is_left, with};
+use crate::support::{all_is_well, machine, no_memory_is_left, slow_machine, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
     lengths_that_nothing_has_are_errors_and_no_panics,
@@ -22,6 +22,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     the_values_of_a_thread_use_tensors_when_it_ends,
     owners_that_panic_keep_no_others,
     a_slice_comes_back_where_the_arena_is_full,
+    a_tensor_is_not_written_before_it_was_read_in_other_streams,
 ];
 
 fn lengths_that_nothing_has_are_errors_and_no_panics() {
@@ -193,6 +194,49 @@ fn a_slice_comes_back_where_the_arena_is_full() {
     }
     drop(DeviceTensor::wrap_cudarc(slice, [32]).unwrap());
     no_memory_is_left(session);
+}
+
+fn a_tensor_is_not_written_before_it_was_read_in_other_streams() {
+    let session = slow_machine();
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let copies = driver.alloc(6 * 4096).unwrap();
+    let other = Stream::new(Device::new(0).unwrap()).unwrap();
+    let mut tensor = DeviceTensor::<u32>::zeros([1024]).unwrap();
+    let source = DeviceTensor::from_slice([1024], &[9; 1024]).unwrap();
+    let read = |tensor: &DeviceTensor<u32>, copy: u64| {
+        let from = tensor.read_in(&other).unwrap();
+        let to = copies + 4096 * copy;
+        driver.copy_async(to, from, 4096, other.as_raw()).unwrap();
+    };
+    read(&tensor, 0);
+    tensor.copy_from_slice(&[1; 1024]).unwrap();
+    read(&tensor, 1);
+    tensor.copy_from(&source).unwrap();
+    read(&tensor, 2);
+    tensor.clear().unwrap();
+    read(&tensor, 3);
+    let third = Stream::new(tensor.device()).unwrap();
+    let to = tensor.write_in(&third).unwrap();
+    driver
+        .fill_words_async(to, 5, 1024, third.as_raw())
+        .unwrap();
+    read(&tensor, 4);
+    let cudarcs = CudaContext::new(0).unwrap().default_stream();
+    let mut view = tensor.for_cudarc_mut(&cudarcs).unwrap();
+    cudarcs.memset_zeros(&mut view).unwrap();
+    drop(view);
+    assert_eq!(tensor.to_vec().unwrap(), [0; 1024]);
+    // What is sent comes behind it, too, also where it was written elsewhere.
+    read(&tensor, 5);
+    let queue = Queue::bounded(1).unwrap();
+    queue.put(tensor).unwrap();
+    let mut tensor = queue.get().unwrap();
+    tensor.copy_from_slice(&[2; 1024]).unwrap();
+    other.synchronize().unwrap();
+    driver.free(copies).unwrap();
+    drop((tensor, source));
+    all_is_well(session);
 }
 
 fn is_refused<T>(outcome: cuda_ipc::Result<T>) -> bool {
