@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cuda_emulator::{Driver, Feature, Knobs};
-use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, PinnedTensor, Stream};
 use cudarc::driver::CudaContext;
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
@@ -23,6 +23,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     owners_that_panic_keep_no_others,
     a_slice_comes_back_where_the_arena_is_full,
     a_tensor_is_not_written_before_it_was_read_in_other_streams,
+    a_pinned_tensor_stays_where_nobody_can_tell_that_a_copy_is_over,
+    a_pinned_tensor_comes_back_where_its_region_cannot_be_unregistered,
 ];
 
 fn lengths_that_nothing_has_are_errors_and_no_panics() {
@@ -241,4 +243,40 @@ fn a_tensor_is_not_written_before_it_was_read_in_other_streams() {
 
 fn is_refused<T>(outcome: cuda_ipc::Result<T>) -> bool {
     outcome.is_err_and(|error| *error.kind() == ErrorKind::AfterFork)
+}
+
+fn a_pinned_tensor_stays_where_nobody_can_tell_that_a_copy_is_over() {
+    const N: usize = 100_000;
+    // The one record is of the copy, and the first wait for a stream in the driver is what is done in its place.
+    let knobs = Knobs::new().fail("cuEventRecord", 999, Some(1));
+    let session = with(&knobs.fail("cuStreamSynchronize", 999, Some(1)));
+    let mut there = DeviceTensor::<u32>::zeros([N]).unwrap();
+    session.hold();
+    let host = Tensor::<u32>::full([N], 7).unwrap();
+    let mut pinned = PinnedTensor::new(host, there.device()).unwrap();
+    let error = pinned.copy_to(&mut there).unwrap_err();
+    assert_eq!(error.code(), Some(999), "{error}");
+    assert!(pinned.as_mut_slice().is_err() && pinned.wait().is_err());
+    drop(pinned);
+    let others: Vec<_> = (0..20)
+        .map(|_| Tensor::<u32>::full([N], 1).unwrap())
+        .collect();
+    session.let_go();
+    assert_eq!(there.to_vec().unwrap(), vec![7; N]);
+    integration_tests::allow_leaks(1);
+    drop((there, others));
+    no_memory_is_left(session);
+}
+
+fn a_pinned_tensor_comes_back_where_its_region_cannot_be_unregistered() {
+    let session = with(&Knobs::new().fail("cuMemHostUnregister", 999, Some(1)));
+    // So much that it is unregistered at once when it is not needed any more.
+    let host = Tensor::<u8>::uninit([257 << 20]).unwrap();
+    let pinned = PinnedTensor::new(host, Device::new(0).unwrap()).unwrap();
+    pinned.outcome().unwrap();
+    let host = pinned.into_inner().unwrap();
+    assert_eq!(host.numel(), 257 << 20);
+    assert_eq!(session.calls().of("cuMemHostUnregister"), 1);
+    drop(host);
+    no_memory_is_left(session);
 }
