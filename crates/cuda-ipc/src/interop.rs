@@ -123,6 +123,9 @@ impl<T> CudarcView<'_, T> {
 
 impl<T> Drop for CudarcView<'_, T> {
     fn drop(&mut self) {
+        if crate::driver::check_not_forked().is_err() {
+            return;
+        }
         let stream = &self.body.stream;
         let device = self.body.device();
         for used in self.used.all() {

@@ -204,6 +204,7 @@ impl<T: Element> PinnedTensor<T> {
         if let Some(region) = self.region.take() {
             regions::let_go(self.driver, region);
         }
+        Ok(())
     }
 }
 

@@ -221,6 +221,7 @@ impl<T: Element> DeviceTensor<T> {
                 "the elements of the device tensor do not follow one another, after a transposition; clear it before",
             ));
         }
+        crate::driver::check_not_forked()?;
         self.body.using.place.check_alive(false)?;
         self.body.fill_bytes(0)
     }

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cuda_emulator::{Driver, Feature, Knobs};
@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     owners_that_panic_keep_no_others,
     a_slice_comes_back_where_the_arena_is_full,
     a_tensor_is_not_written_before_it_was_read_in_other_streams,
+    a_fork_is_told_so_by_everything_and_waits_for_no_lock,
     a_pinned_tensor_stays_where_nobody_can_tell_that_a_copy_is_over,
     a_pinned_tensor_comes_back_where_its_region_cannot_be_unregistered,
 ];
@@ -243,6 +244,106 @@ fn a_tensor_is_not_written_before_it_was_read_in_other_streams() {
 
 fn is_refused<T>(outcome: cuda_ipc::Result<T>) -> bool {
     outcome.is_err_and(|error| *error.kind() == ErrorKind::AfterFork)
+}
+
+/// A word that forks of this process see, too.
+fn shared_word() -> &'static AtomicU64 {
+    let (read_write, shared) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+    );
+    let nowhere = std::ptr::null_mut();
+    // SAFETY: it asks for new memory.
+    let page = unsafe { libc::mmap(nowhere, 4096, read_write, shared, -1, 0) };
+    assert_ne!(page, libc::MAP_FAILED);
+    // SAFETY: it is a page of zeros that stays, and is used as this alone.
+    unsafe { &*page.cast() }
+}
+
+fn a_fork_is_told_so_by_everything_and_waits_for_no_lock() {
+    let session = machine();
+    let device = Device::new(0).unwrap();
+    let made = || DeviceTensor::from_slice([8], &[1_u8; 8]).unwrap();
+    let (mut tensor, source, shared) = (made(), made(), made().freeze());
+    let sealed = shared.seal().unwrap();
+    let moment = tensor.stream().moment().unwrap();
+    let mut pinned = PinnedTensor::new(Tensor::<u8>::zeros([8]).unwrap(), device).unwrap();
+    pinned.copy_to(&mut tensor).unwrap();
+    let ends = Arc::new(AtomicBool::new(false));
+    // In the middle of something whenever this process is forked.
+    let threads: Vec<_> = (0..2)
+        .map(|_| {
+            let ends = ends.clone();
+            std::thread::spawn(move || {
+                while !ends.load(Ordering::Relaxed) {
+                    let host = Tensor::<u8>::zeros([3 << 20]).unwrap();
+                    drop(PinnedTensor::new(host, device).unwrap());
+                    drop(Stream::new(device).unwrap().moment().unwrap());
+                    cuda_ipc::collect();
+                }
+            })
+        })
+        .collect();
+    let at = shared_word();
+    for _ in 0..30 {
+        // SAFETY: the child calls what is being tested, which has to touch no lock that another thread may hold, and leaves.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: it ends this process, should it hang.
+            unsafe { libc::alarm(10) };
+            let mut step = 0;
+            let mut expect = |is_right: bool| {
+                step += 1;
+                if !is_right {
+                    // SAFETY: as below.
+                    unsafe { libc::_exit(step) };
+                }
+                at.store(step as u64, Ordering::Relaxed);
+            };
+            expect(cuda_ipc::stats() == cuda_ipc::Stats::default());
+            expect(cuda_ipc::collect() == 0);
+            expect(cuda_ipc::close(Duration::ZERO).is_ok());
+            expect(is_refused(tensor.to_vec()));
+            expect(is_refused(tensor.copy_from_slice(&[2; 8])));
+            expect(is_refused(tensor.copy_from(&source)));
+            expect(is_refused(tensor.clear()));
+            expect(is_refused(tensor.to_device(device)));
+            expect(is_refused(source.read_in(source.stream())));
+            expect(is_refused(tensor.write_in(source.stream())));
+            expect(is_refused(shared.seal()));
+            expect(is_refused(sealed.open()));
+            expect(is_refused(moment.has_passed()));
+            expect(is_refused(source.stream().moment()));
+            expect(is_refused(Stream::new(device)));
+            expect(is_refused(Stream::current()));
+            expect(is_refused(Stream::legacy(device)));
+            expect(is_refused(pinned.copy_to(&mut tensor)));
+            expect(is_refused(pinned.as_mut_slice()));
+            expect(is_refused(pinned.wait()));
+            expect(is_refused(device.probe()));
+            expect(is_refused(device.try_pinning()));
+            expect(!format!("{tensor:?} {shared:?} {moment:?} {pinned:?} {sealed:?}").is_empty());
+            expect(shared.clone().try_thaw().is_err());
+            drop((tensor, source, shared, sealed, moment, pinned));
+            expect(true);
+            // SAFETY: it ends this process, without handlers that are the parent's.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = -1;
+        // SAFETY: it writes a number to where one is.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "after step {}", at.load(Ordering::Relaxed));
+    }
+    ends.store(true, Ordering::Relaxed);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(source.to_vec().unwrap(), [1; 8]);
+    assert_eq!(tensor.to_vec().unwrap(), [0; 8]);
+    drop((sealed, pinned, moment));
+    assert!(shared.try_thaw().is_ok());
+    drop((tensor, source));
+    all_is_well(session);
 }
 
 fn a_pinned_tensor_stays_where_nobody_can_tell_that_a_copy_is_over() {
