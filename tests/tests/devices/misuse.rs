@@ -11,6 +11,7 @@ use cuda_ipc::{Device, DeviceTensor, ErrorKind, PinnedTensor, Stream};
 use cudarc::driver::CudaContext;
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
+use tensormp::spawn_api::builder;
 
 use crate::support::{all_is_well, machine, no_memory_is_left, slow_machine, with};
 
@@ -26,6 +27,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_fork_is_told_so_by_everything_and_waits_for_no_lock,
     a_pinned_tensor_stays_where_nobody_can_tell_that_a_copy_is_over,
     a_pinned_tensor_comes_back_where_its_region_cannot_be_unregistered,
+    memory_that_a_consumer_cannot_close_is_not_given_back_under_it,
 ];
 
 fn lengths_that_nothing_has_are_errors_and_no_panics() {
@@ -379,5 +381,33 @@ fn a_pinned_tensor_comes_back_where_its_region_cannot_be_unregistered() {
     assert_eq!(host.numel(), 257 << 20);
     assert_eq!(session.calls().of("cuMemHostUnregister"), 1);
     drop(host);
+    no_memory_is_left(session);
+}
+
+fn memory_that_a_consumer_cannot_close_is_not_given_back_under_it() {
+    fn look(
+        _rank: usize,
+        (from, closed, end): (Receiver<DeviceTensor<u8>>, Event, Event),
+    ) -> tensormp::Result<u64> {
+        drop(from.get()?.to_vec()?);
+        cuda_ipc::collect();
+        closed.set();
+        end.wait()?;
+        Ok(cuda_ipc::stats().imports)
+    }
+    let session = machine();
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    let (closed, end) = (Event::new().unwrap(), Event::new().unwrap());
+    let worker = builder().env("CUDA_EMULATOR_FAIL", "cuIpcCloseMemHandle:999");
+    let arguments = (receiver, closed.clone(), end.clone());
+    let mut worker = worker.spawn(look, arguments, 1).unwrap();
+    sender.put(DeviceTensor::zeros([4]).unwrap()).unwrap();
+    closed.wait().unwrap();
+    let error = cuda_ipc::close(Duration::from_millis(300)).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::TimedOut, "{error}");
+    let pid = worker.pids()[0].to_string();
+    assert!(error.to_string().contains(&pid), "{error}");
+    end.set();
+    assert_eq!(worker.join().unwrap(), [1]);
     no_memory_is_left(session);
 }
