@@ -150,7 +150,8 @@ impl<T: Element> DeviceTensor<T> {
     ///
     /// # Errors
     /// `NotExportable` when the driver has no handle for such memory, as for cudarc's `CudaSlice`, which is of a memory pool:
-    /// [`copied_from_raw`](Self::copied_from_raw) then. `Shape` when the allocation is shorter.
+    /// [`copied_from_raw`](Self::copied_from_raw) then. `Shape` when the allocation is shorter; `WrongDevice` when it is of another
+    /// device than `stream`.
     ///
     /// # Safety
     /// Until `owner` is dropped, the memory stays allocated and nobody else writes it, nor reads it in another order than

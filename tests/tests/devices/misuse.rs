@@ -28,6 +28,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_pinned_tensor_stays_where_nobody_can_tell_that_a_copy_is_over,
     a_pinned_tensor_comes_back_where_its_region_cannot_be_unregistered,
     memory_that_a_consumer_cannot_close_is_not_given_back_under_it,
+    memory_of_another_device_is_refused,
 ];
 
 fn lengths_that_nothing_has_are_errors_and_no_panics() {
@@ -410,4 +411,18 @@ fn memory_that_a_consumer_cannot_close_is_not_given_back_under_it() {
     end.set();
     assert_eq!(worker.join().unwrap(), [1]);
     no_memory_is_left(session);
+}
+
+fn memory_of_another_device_is_refused() {
+    let session = machine();
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let address = driver.alloc(4096).unwrap();
+    let other = Stream::new(Device::new(1).unwrap()).unwrap();
+    // SAFETY: nothing is made of it.
+    let made = unsafe { DeviceTensor::<u32>::wrap_raw(&other, [4], address, ()) };
+    let error = made.unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::WrongDevice, "{error}");
+    driver.free(address).unwrap();
+    all_is_well(session);
 }

@@ -7,6 +7,8 @@ use super::{Cuda, no_room};
 use crate::driver::RawStream;
 use crate::error::{Result, check};
 
+/// A pointer attribute: the device that it lies on.
+const DEVICE_ORDINAL: i32 = 9;
 /// A pointer attribute: whether the allocation can be exported by `cuIpcGetMemHandle`.
 const LEGACY_IPC_CAPABLE: i32 = 10;
 
@@ -41,6 +43,17 @@ impl Cuda {
     }
 
     pub(super) fn legacy_capable(&self, device: u32, address: u64) -> Result<Option<bool>> {
+        let value = self.pointer_attribute(device, LEGACY_IPC_CAPABLE, address)?;
+        Ok(value.map(|value| value & 0xff != 0))
+    }
+
+    pub(super) fn ordinal_of(&self, device: u32, address: u64) -> Result<Option<u32>> {
+        let value = self.pointer_attribute(device, DEVICE_ORDINAL, address)?;
+        Ok(value.map(|value| value as u32))
+    }
+
+    /// `None` where the driver does not know the attribute, as an old one.
+    fn pointer_attribute(&self, device: u32, attribute: i32, address: u64) -> Result<Option<u64>> {
         let _entered = self.enter(device)?;
         let get = self.symbols.pointer_attribute()?;
         // Of a boolean one byte is written, says the driver API, and more by some versions.
