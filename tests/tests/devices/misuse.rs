@@ -29,6 +29,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_pinned_tensor_comes_back_where_its_region_cannot_be_unregistered,
     memory_that_a_consumer_cannot_close_is_not_given_back_under_it,
     memory_of_another_device_is_refused,
+    no_copy_is_begun_whose_end_cannot_be_waited_for,
 ];
 
 fn lengths_that_nothing_has_are_errors_and_no_panics() {
@@ -425,4 +426,19 @@ fn memory_of_another_device_is_refused() {
     assert_eq!(*error.kind(), ErrorKind::WrongDevice, "{error}");
     driver.free(address).unwrap();
     all_is_well(session);
+}
+
+fn no_copy_is_begun_whose_end_cannot_be_waited_for() {
+    // The device would go on reading, or writing, what the program uses for something else.
+    let session = with(&Knobs::new().missing(&["cuStreamSynchronize"]));
+    let mut tensor = DeviceTensor::<u8>::zeros([4]).unwrap();
+    for outcome in [tensor.copy_from_slice(&[1; 4]), tensor.to_vec().map(drop)] {
+        let error = outcome.unwrap_err();
+        assert!(error.to_string().contains("cuStreamSynchronize"), "{error}");
+    }
+    let calls = session.calls();
+    assert_eq!(calls.of("cuMemcpyHtoDAsync_v2"), 0);
+    assert_eq!(calls.of("cuMemcpyDtoHAsync_v2"), 0);
+    drop(tensor);
+    no_memory_is_left(session);
 }
