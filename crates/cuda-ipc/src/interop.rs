@@ -38,7 +38,7 @@ pub struct CudarcView<'t, T> {
 pub struct CudarcViewMut<'t, T>(CudarcView<'t, T>);
 
 /// The device that a stream of cudarc belongs to.
-fn device_of(stream: &CudaStream) -> Result<Device> {
+pub(crate) fn device_of(stream: &CudaStream) -> Result<Device> {
     let ordinal = u32::try_from(stream.context().ordinal())
         .map_err(|_| Error::new(ErrorKind::NoSuchDevice, "a device of an absurd number"))?;
     Device::new(ordinal)
@@ -67,7 +67,7 @@ impl<'t, T: Element> CudarcView<'t, T> {
         body.stream
             .check()
             .map_err(|error| body.using.place.explain(error))?;
-        let used = Used::new(stream, body.device())?;
+        let used = Used::new(stream)?;
         body.using.works_on(&body.stream);
         Ok(Self {
             body,
@@ -84,17 +84,16 @@ impl<'t, T: Element> CudarcView<'t, T> {
         stream: &'a CudaStream,
         writes: bool,
     ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        let device = self.body.device();
         let waited = self.is_waited_for_by(stream, writes);
         if let Err(error) = waited {
             // cudarc has no other way to be told.
             tracing::error!(%error, "a stream of cudarc could not be made to wait for a device tensor");
         }
-        let after = match self.used.in_stream(stream, device) {
-            Ok(used) => used.record_on_drop(stream, device),
+        let after = match self.used.in_stream(stream) {
+            Ok(used) => used.record_on_drop(stream),
             Err(error) => {
                 tracing::warn!(%error, "a thread waits for a stream of cudarc, since no event can be made");
-                used::wait_on_drop(stream, device)
+                used::wait_on_drop(stream)
             }
         };
         (self.address, after)
@@ -105,19 +104,19 @@ impl<T> CudarcView<'_, T> {
     /// What is put into a stream of cudarc from now on waits for the tensor's, and for what was done with the view in others if
     /// this one `writes`, or they may have.
     fn is_waited_for_by(&self, stream: &CudaStream, writes: bool) -> Result<()> {
-        let (device, raw) = (self.body.device(), stream.cu_stream().addr());
+        // Of another device, it may be, whose default stream has the same handle.
+        let (device, raw) = (device_of(stream)?, stream.cu_stream().addr());
+        let is_other = |used: &&Used| writes && !used.is_of(device, raw);
+        let mut others = self.used.all().filter(is_other);
         if raw == lent::PER_THREAD {
             // Of this thread, which waits itself.
-            for used in self.used.all().filter(|used| writes && used.stream != raw) {
-                used.is_waited_for_by(&self.body.stream, device)?;
-            }
+            others.try_for_each(|used| used.is_waited_for_by(&self.body.stream))?;
             return self.body.stream.synchronize();
         }
         // SAFETY: it is used in this call only, for which the stream is borrowed.
         let theirs = unsafe { Stream::from_raw(device, raw) }?;
         theirs.wait_for(&self.body.stream)?;
-        let mut others = self.used.all().filter(|used| writes && used.stream != raw);
-        others.try_for_each(|used| used.is_waited_for_by(&theirs, device))
+        others.try_for_each(|used| used.is_waited_for_by(&theirs))
     }
 }
 
@@ -127,9 +126,8 @@ impl<T> Drop for CudarcView<'_, T> {
             return;
         }
         let stream = &self.body.stream;
-        let device = self.body.device();
         for used in self.used.all() {
-            if let Err(error) = used.is_waited_for_by(stream, device) {
+            if let Err(error) = used.is_waited_for_by(stream) {
                 tracing::error!(%error, "a device tensor could not be made to wait for a stream of cudarc");
             }
         }

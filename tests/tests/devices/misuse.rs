@@ -30,6 +30,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     memory_that_a_consumer_cannot_close_is_not_given_back_under_it,
     memory_of_another_device_is_refused,
     no_copy_is_begun_whose_end_cannot_be_waited_for,
+    cudarc_uses_a_tensor_in_order_in_streams_of_another_device,
 ];
 
 fn lengths_that_nothing_has_are_errors_and_no_panics() {
@@ -439,6 +440,31 @@ fn no_copy_is_begun_whose_end_cannot_be_waited_for() {
     let calls = session.calls();
     assert_eq!(calls.of("cuMemcpyHtoDAsync_v2"), 0);
     assert_eq!(calls.of("cuMemcpyDtoHAsync_v2"), 0);
+    drop(tensor);
+    no_memory_is_left(session);
+}
+
+fn cudarc_uses_a_tensor_in_order_in_streams_of_another_device() {
+    let session = slow_machine();
+    let [first, second] = [0, 1].map(|device| CudaContext::new(device).unwrap());
+    let side = second.new_stream().unwrap();
+    let mut tensor = DeviceTensor::from_slice([64], &[1_u32; 64]).unwrap();
+    for round in 0..3 {
+        // Late, in the tensor's own stream.
+        tensor.clear().unwrap();
+        let mut view = tensor.for_cudarc_mut(&first.default_stream()).unwrap();
+        // All default streams have the same handle.
+        for stream in [
+            &second.default_stream(),
+            &side,
+            &first.default_stream(),
+            &second.default_stream(),
+        ] {
+            assert_eq!(stream.clone_dtoh(&view).unwrap(), [0; 64], "{round}");
+            stream.memset_zeros(&mut view).unwrap();
+        }
+    }
+    assert_eq!(tensor.to_vec().unwrap(), [0; 64]);
     drop(tensor);
     no_memory_is_left(session);
 }
