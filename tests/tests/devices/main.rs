@@ -6,6 +6,7 @@ mod closing;
 mod company;
 mod doctor;
 mod dying;
+mod failing;
 mod given_up;
 mod guards;
 mod hostile;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         pauses::TESTS,
         rules::TESTS,
         misuse::TESTS,
+        failing::TESTS,
         paths::TESTS,
         staged::TESTS,
         doctor::TESTS,
@@ -54,5 +56,8 @@ fn main() -> ExitCode {
         slots::TESTS,
         guards::TESTS,
     ];
-    integration_tests::main_with_scenes(&suites.concat(), others::SCENES)
+    integration_tests::main_with_scenes(
+        &suites.concat(),
+        &[others::SCENES, failing::SCENES].concat(),
+    )
 }
