@@ -4,7 +4,6 @@ use shm_core::object::ObjectKind;
 use shm_core::tensor::Geometry;
 use shm_core::trace::Trace;
 use shm_core::{Dtype, Element, Shape, SharedTensor, Tensor};
-use std::any::Any;
 use std::sync::Arc;
 
 use crate::bytes::{bytes_of, bytes_of_mut, zeros};
@@ -12,7 +11,6 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
 use crate::layout::{Described, Path, malformed};
-use crate::memory::Memory;
 use crate::place::Place;
 use crate::pool::BlockRef;
 use crate::service::{Part, fetch_copy};
@@ -106,33 +104,7 @@ impl Body {
         slots
     }
 
-    /// Memory that somebody else made.
-    pub(crate) fn wrap(
-        dtype: Dtype,
-        shape: impl Into<Shape>,
-        address: u64,
-        owner: Box<dyn Any + Send>,
-        stream: &Stream,
-    ) -> Result<Self> {
-        let geometry = Geometry::contiguous(dtype, shape)?;
-        let hub = Hub::get()?;
-        if !address.is_multiple_of(dtype.align() as u64) {
-            return Err(Error::new(
-                ErrorKind::Shape,
-                format!(
-                    "{dtype} must lie at a multiple of {} bytes, and {address:#x} is none",
-                    dtype.align()
-                ),
-            ));
-        }
-        let bytes = geometry.packed_bytes() as u64;
-        hub.drop_owners(false, false);
-        let memory = Memory::wrap(hub, stream.device(), address, bytes.max(1), owner)?;
-        let (block, place) = hub.adopt(memory)?;
-        Self::over(hub, block, place, bytes, geometry, stream)
-    }
-
-    fn over(
+    pub(crate) fn over(
         hub: &Hub,
         block: BlockRef,
         place: Place,
@@ -491,7 +463,7 @@ impl Body {
     pub(crate) fn write_span(&self, from: &[u8]) -> Result<()> {
         self.using.place.check_alive(true)?;
         let (address, _) = self.span()?;
-        self.using.works_on(&self.stream);
+        self.using.is_written_in(&self.stream)?;
         let _calm = self.gate()?;
         self.stream
             .driver()

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use shm_core::patience::Patience;
 
 use crate::device::Device;
+use crate::driver::check_not_forked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
 use crate::import::Import;
@@ -87,9 +88,8 @@ impl Hub {
                 }
                 std::thread::sleep(Duration::from_micros(50));
             }
-            // Whoever made it may do anything when it goes.
             for memory in gone {
-                freed += self.give_up(&memory);
+                freed += self.drop_owner_of(&memory);
             }
         }
         freed
@@ -241,9 +241,13 @@ fn is_before(until: Option<Instant>) -> bool {
     until.is_none_or(|until| Instant::now() < until)
 }
 
-/// What this process has done with device tensors so far, and what it holds.
+/// What this process has done with device tensors so far, and what it holds. Nothing, in a bare fork of one that used them.
 #[must_use]
 pub fn stats() -> Stats {
+    if check_not_forked().is_err() {
+        // Locks may be held for ever there, by threads that only the other process has.
+        return Stats::default();
+    }
     let mut stats = Hub::if_any().map(Hub::stats).unwrap_or_default();
     stats.pinned = crate::regions::stats();
     stats.sent = COUNTERS.sent.get();
@@ -271,6 +275,9 @@ pub fn stats() -> Stats {
 /// open wait until those have closed them, which they do with their next tensor of that process, with their own `collect`, or
 /// by themselves within about half a second.
 pub fn collect() -> u64 {
+    if check_not_forked().is_err() {
+        return 0;
+    }
     crate::regions::collect();
     crate::staging::give_up();
     Hub::if_any().map_or(0, |hub| hub.collect(None, false))

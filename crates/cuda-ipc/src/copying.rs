@@ -22,11 +22,12 @@ impl Body {
                 ),
             ));
         }
+        crate::driver::check_not_forked()?;
         self.using.place.check_alive(false)?;
         from.using.place.check_alive(false)?;
         let (to, source) = (self.address()?, from.address()?);
+        self.using.is_written_in(&self.stream)?;
         self.stream.wait_for(&from.stream)?;
-        self.using.works_on(&self.stream);
         let bytes = self.geometry.packed_bytes() as u64;
         copy_in(
             &self.stream,
@@ -61,10 +62,21 @@ impl Body {
 }
 
 impl Body {
+    /// As [`enter`](Self::enter), for work that writes: the stream waits for all that this process has to do with the memory.
+    pub(crate) fn enter_to_write(&self, stream: &Stream) -> Result<u64> {
+        crate::driver::check_not_forked()?;
+        stream.expect(self.device())?;
+        self.using.place.check_alive(false)?;
+        let address = self.address()?;
+        self.using.works_on(&self.stream);
+        self.using.is_written_in(stream)?;
+        Ok(address)
+    }
+
     /// Sets all bytes of the elements.
     pub(crate) fn fill_bytes(&self, value: u8) -> Result<()> {
         let (address, length) = self.span()?;
-        self.using.works_on(&self.stream);
+        self.using.is_written_in(&self.stream)?;
         self.stream
             .driver()
             .fill(self.stream.raw()?, address, value, length as u64)

@@ -172,6 +172,10 @@ pub(crate) fn check(call: &'static str, code: i32) -> Result<()> {
 
 #[cold]
 fn refused(call: &'static str, code: i32) -> Error {
+    // Whatever a driver says there.
+    if let Err(forked) = crate::driver::check_not_forked() {
+        return forked;
+    }
     let name = name_of(code);
     let kind = match code {
         2 => ErrorKind::OutOfMemory { asked: 0 },

@@ -137,8 +137,9 @@ impl Hub {
         let found = loop {
             let taken = pool.lock().take(stride);
             let Some(block) = taken else {
-                match self.add_memory(device, path, (stride, count), &pool) {
-                    Ok(()) => {
+                match self.make_memory(device, path, (stride, count)) {
+                    Ok(memory) => {
+                        pool.lock().add(&memory);
                         made = true;
                         continue;
                     }
@@ -212,14 +213,13 @@ impl Hub {
         }
     }
 
-    /// One more allocation of the driver, with all its blocks free.
-    fn add_memory(
+    /// One more allocation of the driver. Where a device has no room, after what nobody needs was given back.
+    fn make_memory(
         &self,
         device: Device,
         path: Path,
         (stride, count): (u64, u32),
-        pool: &Mutex<Pool>,
-    ) -> Result<()> {
+    ) -> Result<Arc<Memory>> {
         let make = || Memory::allocate(self, device, path, stride, count);
         let is_full = |made: &Result<Memory>| {
             made.as_ref()
@@ -250,8 +250,7 @@ impl Hub {
         self.memories
             .lock()
             .insert(memory.object.handle(), memory.clone());
-        pool.lock().add(&memory);
-        Ok(())
+        Ok(memory)
     }
 
     /// With how much a device has, and this process of it, where there was no room.
@@ -290,11 +289,15 @@ impl Hub {
         let path = crate::path::choose(self, device)?;
         // As blocks of the pool, so that they go there in the end.
         let (stride, _) = class_of(bytes);
-        let memory = Arc::new(Memory::allocate(self, device, path, stride, count)?);
+        let all = stride.checked_mul(u64::from(count));
+        if all.is_none_or(|all| all > isize::MAX as u64) {
+            let text = format!(
+                "{count} slots of {bytes} bytes were asked for, which is more than any device has"
+            );
+            return Err(Error::new(ErrorKind::Shape, text));
+        }
         let station = self.station()?;
-        self.memories
-            .lock()
-            .insert(memory.object.handle(), memory.clone());
+        let memory = self.make_memory(device, path, (stride, count))?;
         let pool = self.pool(device, memory.path);
         pool.lock().add_lent(&memory);
         let block = |index| BlockRef {
@@ -318,13 +321,14 @@ impl Hub {
 
     /// Memory that somebody else made, as a place with one block.
     pub(crate) fn adopt(&self, memory: Memory) -> Result<(BlockRef, Place)> {
+        let station = self.station()?;
         let memory = Arc::new(memory);
         let pool = self.pool(memory.device, memory.path);
         self.memories
             .lock()
             .insert(memory.object.handle(), memory.clone());
         pool.lock().add_lent(&memory);
-        let place = Place::Home(memory.clone(), self.station()?);
+        let place = Place::Home(memory.clone(), station);
         place.begin_turn(0);
         Ok((BlockRef { memory, index: 0 }, place))
     }

@@ -313,10 +313,14 @@ impl Import {
         let Some(opened) = self.opened.take() else {
             return;
         };
+        let is_by_handle = opened.mapping.is_none();
         if let Err(error) = opened.into_what().go(self.driver, self.device)
             && self.object.arena().is_present(self.origin)
         {
             tracing::warn!(%error, "memory of process {} could not be closed", self.pid);
+            if is_by_handle {
+                crate::later::keep_open(self.object.clone());
+            }
         }
     }
 

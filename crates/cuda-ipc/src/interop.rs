@@ -13,6 +13,7 @@ use std::sync::Arc;
 use cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys,
 };
+use shm_core::tensor::Geometry;
 use shm_core::{Element, Shape};
 
 use crate::body::Body;
@@ -37,7 +38,7 @@ pub struct CudarcView<'t, T> {
 pub struct CudarcViewMut<'t, T>(CudarcView<'t, T>);
 
 /// The device that a stream of cudarc belongs to.
-fn device_of(stream: &CudaStream) -> Result<Device> {
+pub(crate) fn device_of(stream: &CudaStream) -> Result<Device> {
     let ordinal = u32::try_from(stream.context().ordinal())
         .map_err(|_| Error::new(ErrorKind::NoSuchDevice, "a device of an absurd number"))?;
     Device::new(ordinal)
@@ -66,7 +67,7 @@ impl<'t, T: Element> CudarcView<'t, T> {
         body.stream
             .check()
             .map_err(|error| body.using.place.explain(error))?;
-        let used = Used::new(stream, body.device())?;
+        let used = Used::new(stream)?;
         body.using.works_on(&body.stream);
         Ok(Self {
             body,
@@ -83,17 +84,16 @@ impl<'t, T: Element> CudarcView<'t, T> {
         stream: &'a CudaStream,
         writes: bool,
     ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        let device = self.body.device();
         let waited = self.is_waited_for_by(stream, writes);
         if let Err(error) = waited {
             // cudarc has no other way to be told.
             tracing::error!(%error, "a stream of cudarc could not be made to wait for a device tensor");
         }
-        let after = match self.used.in_stream(stream, device) {
-            Ok(used) => used.record_on_drop(stream, device),
+        let after = match self.used.in_stream(stream) {
+            Ok(used) => used.record_on_drop(stream),
             Err(error) => {
                 tracing::warn!(%error, "a thread waits for a stream of cudarc, since no event can be made");
-                used::wait_on_drop(stream, device)
+                used::wait_on_drop(stream)
             }
         };
         (self.address, after)
@@ -104,28 +104,30 @@ impl<T> CudarcView<'_, T> {
     /// What is put into a stream of cudarc from now on waits for the tensor's, and for what was done with the view in others if
     /// this one `writes`, or they may have.
     fn is_waited_for_by(&self, stream: &CudaStream, writes: bool) -> Result<()> {
-        let (device, raw) = (self.body.device(), stream.cu_stream().addr());
+        // Of another device, it may be, whose default stream has the same handle.
+        let (device, raw) = (device_of(stream)?, stream.cu_stream().addr());
+        let is_other = |used: &&Used| writes && !used.is_of(device, raw);
+        let mut others = self.used.all().filter(is_other);
         if raw == lent::PER_THREAD {
             // Of this thread, which waits itself.
-            for used in self.used.all().filter(|used| writes && used.stream != raw) {
-                used.is_waited_for_by(&self.body.stream, device)?;
-            }
+            others.try_for_each(|used| used.is_waited_for_by(&self.body.stream))?;
             return self.body.stream.synchronize();
         }
         // SAFETY: it is used in this call only, for which the stream is borrowed.
         let theirs = unsafe { Stream::from_raw(device, raw) }?;
         theirs.wait_for(&self.body.stream)?;
-        let mut others = self.used.all().filter(|used| writes && used.stream != raw);
-        others.try_for_each(|used| used.is_waited_for_by(&theirs, device))
+        others.try_for_each(|used| used.is_waited_for_by(&theirs))
     }
 }
 
 impl<T> Drop for CudarcView<'_, T> {
     fn drop(&mut self) {
+        if crate::driver::check_not_forked().is_err() {
+            return;
+        }
         let stream = &self.body.stream;
-        let device = self.body.device();
         for used in self.used.all() {
-            if let Err(error) = used.is_waited_for_by(stream, device) {
+            if let Err(error) = used.is_waited_for_by(stream) {
                 tracing::error!(%error, "a device tensor could not be made to wait for a stream of cudarc");
             }
         }
@@ -209,7 +211,9 @@ impl<T: Element> DeviceTensor<T> {
     /// # Errors
     /// As for [`SharedDeviceTensor::for_cudarc`].
     pub fn for_cudarc_mut(&mut self, stream: &Arc<CudaStream>) -> Result<CudarcViewMut<'_, T>> {
-        CudarcView::new(&self.body, stream).map(CudarcViewMut)
+        let view = CudarcView::new(&self.body, stream)?;
+        self.body.using.is_written_in(&self.body.stream)?;
+        Ok(CudarcViewMut(view))
     }
 
     /// A slice of cudarc as a tensor, without a copy; on the default stream of its device, which waits for the slice's.
@@ -233,7 +237,7 @@ impl<T: Element> DeviceTensor<T> {
         let kept = Arc::new(slice);
         let made = (|| {
             let shape = shape.into();
-            expect_len(&shape, kept.len())?;
+            expect_len::<T>(shape, kept.len())?;
             let stream = following(&theirs)?;
             // SAFETY: the slice is the tensor's from now on, and is freed when nobody uses the tensor any more.
             unsafe { Self::wrap_raw(&stream, shape, address, kept.clone()) }
@@ -257,7 +261,7 @@ impl<T: Element> DeviceTensor<T> {
         T: DeviceRepr,
     {
         let shape = shape.into();
-        expect_len(&shape, slice.len())?;
+        expect_len::<T>(shape, slice.len())?;
         // First: the slice's stream waits for those in which others wrote it, and ours for that.
         let (address, after) = slice.device_ptr(slice.stream());
         let stream = following(slice.stream())?;
@@ -282,8 +286,8 @@ fn following(theirs: &CudaStream) -> Result<Stream> {
     Ok(stream)
 }
 
-fn expect_len(shape: &Shape, found: usize) -> Result<()> {
-    let wanted: usize = shape.dims()?.iter().product();
+fn expect_len<T: Element>(shape: Shape, found: usize) -> Result<()> {
+    let wanted = Geometry::contiguous(T::DTYPE, shape)?.numel();
     if wanted == found {
         return Ok(());
     }

@@ -69,6 +69,10 @@ impl InHand {
     }
 }
 
+/// What was to be closed, and could not be. A driver leaves open what becomes of memory that is given back while somebody has
+/// it open, so its origin keeps it for as long as this process lives.
+static STILL_OPEN: Mutex<Vec<Object>> = Mutex::new(Vec::new());
+
 /// What cannot be closed after that time is looked at again later.
 const SHIFT: Duration = Duration::from_secs(20);
 
@@ -99,6 +103,11 @@ pub(crate) fn leave(
     kick();
 }
 
+/// The memory of another process, opened by its handle, could not be closed.
+pub(crate) fn keep_open(object: Object) {
+    STILL_OPEN.lock().push(object);
+}
+
 /// How much of other processes' memory is still open that is in no table any more.
 pub(crate) fn opened() -> u64 {
     let is_theirs = |left: &&Left| left.object.is_some();
@@ -106,7 +115,8 @@ pub(crate) fn opened() -> u64 {
     // Under the first lock: what goes from there to here is always in one of them.
     let in_hand = IN_HAND.lock();
     let in_hand = in_hand.iter().filter(|one| one.is_theirs).count();
-    (left.iter().filter(is_theirs).count() + in_hand) as u64
+    let still_open = STILL_OPEN.lock().len();
+    (left.iter().filter(is_theirs).count() + in_hand + still_open) as u64
 }
 
 /// The devices of what was left, and of what another thread is about to close, until when they are not at rest.
@@ -131,8 +141,13 @@ pub(crate) fn clear(device: Device) {
     };
     for left in gone {
         let in_hand = in_hand(&left);
+        let is_by_handle = matches!(left.what, What::Opened(_));
         if let Err(error) = left.what.go(left.driver, device) {
             tracing::warn!(%error, "memory of a device could not be given back");
+            left.object
+                .filter(|_| is_by_handle)
+                .into_iter()
+                .for_each(keep_open);
         }
         in_hand.put_down();
     }

@@ -148,6 +148,16 @@ impl Memory {
                 ),
             ));
         }
+        let there = driver.device_of(ordinal, address)?;
+        if let Some(there) = there.filter(|there| *there != ordinal) {
+            return Err(Error::new(
+                ErrorKind::WrongDevice,
+                format!(
+                    "the memory at {address:#x} lies on device {there}, and was to be a tensor in the order of a stream of device {ordinal}; give a \
+                     stream of its device"
+                ),
+            ));
+        }
         let refuse = |why: &dyn fmt::Display| {
             Error::new(
                 ErrorKind::NotExportable,

@@ -1,6 +1,6 @@
 //! `Moment`: a point in the work of a stream, to be asked whether it is over.
 
-use crate::driver::RawEvent;
+use crate::driver::{RawEvent, check_not_forked};
 use crate::error::Result;
 use crate::stream::Stream;
 
@@ -19,7 +19,7 @@ impl Stream {
     /// # Errors
     /// What the driver answers.
     pub fn moment(&self) -> Result<Moment> {
-        crate::driver::check_not_forked()?;
+        check_not_forked()?;
         let event = match self.take_spare() {
             Some(event) => event,
             None => self.driver().new_event(self.device().ordinal(), false)?,
@@ -90,7 +90,9 @@ impl Work {
 
 impl Drop for Moment {
     fn drop(&mut self) {
-        if let Some(event) = self.event.take() {
+        if let Some(event) = self.event.take()
+            && check_not_forked().is_ok()
+        {
             self.stream.give_spare(event);
         }
     }

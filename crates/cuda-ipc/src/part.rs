@@ -71,7 +71,8 @@ fn within<T: Element>(body: &Body, start: usize, shape: impl Into<Shape>) -> Res
         && start
             .checked_add(part.packed_bytes())
             .is_some_and(|end| end <= whole.packed_bytes());
-    let first = whole.offset() + start;
+    // Fits, where the part does.
+    let first = whole.offset().wrapping_add(start);
     if !fits || !first.is_multiple_of(T::DTYPE.size()) {
         return Err(Error::new(
             ErrorKind::Shape,

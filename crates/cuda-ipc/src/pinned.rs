@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use shm_core::{Element, Tensor};
@@ -39,6 +40,8 @@ pub struct PinnedTensor<T: Element> {
     outcome: Result<(), String>,
     /// Behind the copies that read the tensor; by device.
     reading: Mutex<BTreeMap<u32, Reading>>,
+    /// A copy was begun, and nobody can tell when it is over.
+    unseen: AtomicBool,
 }
 
 impl<T: Element> PinnedTensor<T> {
@@ -66,6 +69,7 @@ impl<T: Element> PinnedTensor<T> {
             region,
             outcome,
             reading: Mutex::default(),
+            unseen: AtomicBool::new(false),
         })
     }
 
@@ -141,13 +145,15 @@ impl<T: Element> PinnedTensor<T> {
         }
         *latest = Some(stream.clone());
         // SAFETY: the tensor is held and not written before the event recorded next has happened, see `wait`; if recording
-        // fails, the stream is waited for.
+        // fails, the stream is waited for, and if that fails as well, it is held for good.
         unsafe {
             self.driver
                 .write_later(stream.raw()?, address, bytes_of(from))
         }?;
         if let Err(error) = self.driver.record(event, stream.raw()?) {
-            stream.synchronize()?;
+            if stream.synchronize().is_err() {
+                self.unseen.store(true, Ordering::Relaxed);
+            }
             return Err(error);
         }
         Ok(())
@@ -158,6 +164,14 @@ impl<T: Element> PinnedTensor<T> {
     /// # Errors
     /// `WriterGone` when a copy waits for a process that has died, and never comes to its end; what the driver answers.
     pub fn wait(&self) -> Result<()> {
+        check_not_forked()?;
+        // Relaxed: who gets the tensor, to write or to drop it, has synchronized with whoever copied.
+        if self.unseen.load(Ordering::Relaxed) {
+            return Err(Error::new(
+                ErrorKind::StillHeld,
+                "a device may still read a pinned tensor: the driver could neither say when a copy of it is over nor wait for that",
+            ));
+        }
         for (event, latest) in self.reading.lock().values() {
             let mut pause = std::time::Duration::from_micros(20);
             while !self.driver.has_happened(event)? {
@@ -183,12 +197,14 @@ impl<T: Element> PinnedTensor<T> {
     fn release(&mut self) -> Result<()> {
         self.wait()?;
         for (event, _) in std::mem::take(self.reading.get_mut()).into_values() {
-            self.driver.drop_event(event)?;
+            if let Err(error) = self.driver.drop_event(event) {
+                tracing::warn!(%error, "an event could not be destroyed");
+            }
         }
-        match self.region.take() {
-            Some(region) => regions::let_go(self.driver, region),
-            None => Ok(()),
+        if let Some(region) = self.region.take() {
+            regions::let_go(self.driver, region);
         }
+        Ok(())
     }
 }
 

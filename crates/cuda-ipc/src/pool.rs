@@ -131,6 +131,11 @@ impl Pool {
         self.memories.push(memory.clone());
     }
 
+    /// One of these goes before any of it was given out.
+    pub(crate) fn forget(&mut self, memory: &Arc<Memory>) {
+        self.memories.retain(|known| !Arc::ptr_eq(known, memory));
+    }
+
     /// A block was given out, for a token.
     pub(crate) fn lend(&mut self, block: BlockRef, token: Trace) {
         let class = self.classes.entry(block.memory.stride).or_default();

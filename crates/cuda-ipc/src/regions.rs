@@ -72,13 +72,20 @@ pub(crate) fn register<T: Element>(
     added
 }
 
-/// A tensor needs a region no longer.
-pub(crate) fn let_go(driver: &dyn Driver, start: usize) -> Result<()> {
+/// A tensor needs a region no longer. It can be used as any other also where its region, or another one, cannot be
+/// unregistered.
+pub(crate) fn let_go(driver: &dyn Driver, start: usize) {
     let mut regions = REGIONS.lock();
     if let Some(region) = regions.by_start.get_mut(&start) {
         region.tensors -= 1;
     }
-    regions.give_back(driver, IDLE)
+    told(regions.give_back(driver, IDLE));
+}
+
+fn told(given_back: Result<()>) {
+    if let Err(error) = given_back {
+        tracing::warn!(%error, "memory of the host stays registered");
+    }
 }
 
 /// Unregisters what is not needed.
@@ -87,10 +94,7 @@ pub(crate) fn collect() {
     if regions.by_start.is_empty() {
         return;
     }
-    let given_back = driver().and_then(|driver| regions.give_back(driver, 0));
-    if let Err(error) = given_back {
-        tracing::warn!(%error, "memory of the host stays registered");
-    }
+    told(driver().and_then(|driver| regions.give_back(driver, 0)));
 }
 
 /// What there is.

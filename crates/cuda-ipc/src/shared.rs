@@ -45,12 +45,15 @@ impl<T: Element> SharedDeviceTensor<T> {
     /// for whoever read it.
     ///
     /// # Errors
-    /// This tensor, as it was, when there is another holder.
+    /// This tensor, as it was, when there is another holder, such as the process that this one is a bare fork of.
     #[expect(
         clippy::result_large_err,
         reason = "the tensor itself comes back, which is no error to be passed far"
     )]
     pub fn try_thaw(self) -> Result<DeviceTensor<T>, Self> {
+        if crate::driver::check_not_forked().is_err() {
+            return Err(self);
+        }
         self.body
             .try_thaw()
             .map(DeviceTensor::over)

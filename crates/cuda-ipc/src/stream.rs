@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,10 @@ pub(crate) struct Inner {
 }
 
 thread_local! {
-    static CURRENT: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
+    /// Those of the scopes that the thread is in. Never dropped, so that tensors can also be made, sent and received where the
+    /// other values of a thread are; it has no memory outside of all scopes.
+    static CURRENT: RefCell<ManuallyDrop<Vec<Stream>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// All streams that live.
@@ -359,7 +363,11 @@ impl Stream {
         struct Leave;
         impl Drop for Leave {
             fn drop(&mut self) {
-                CURRENT.with_borrow_mut(Vec::pop);
+                // Dropped when nothing of it is borrowed any more.
+                let _left = CURRENT.with_borrow_mut(|streams| match streams.len() {
+                    1 => std::mem::take(&mut **streams).pop(),
+                    _ => streams.pop(),
+                });
             }
         }
         CURRENT.with_borrow_mut(|streams| streams.push(self.clone()));

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::message::refuse_because;
+use shm_core::tensor::Geometry;
 use shm_core::{Dtype, Element, Shape, Strided};
 
 use crate::body::Body;
@@ -56,7 +57,7 @@ impl<T: Element> DeviceTensor<T> {
     /// As there.
     pub fn from_slice_on(stream: &Stream, shape: impl Into<Shape>, elements: &[T]) -> Result<Self> {
         let shape = shape.into();
-        let numel: usize = shape.dims()?.iter().product();
+        let numel = Geometry::contiguous(T::DTYPE, shape)?.numel();
         if numel != elements.len() {
             return Err(Error::new(
                 ErrorKind::Shape,
@@ -149,7 +150,8 @@ impl<T: Element> DeviceTensor<T> {
     ///
     /// # Errors
     /// `NotExportable` when the driver has no handle for such memory, as for cudarc's `CudaSlice`, which is of a memory pool:
-    /// [`copied_from_raw`](Self::copied_from_raw) then. `Shape` when the allocation is shorter.
+    /// [`copied_from_raw`](Self::copied_from_raw) then. `Shape` when the allocation is shorter; `WrongDevice` when it is of another
+    /// device than `stream`.
     ///
     /// # Safety
     /// Until `owner` is dropped, the memory stays allocated and nobody else writes it, nor reads it in another order than
@@ -220,13 +222,14 @@ impl<T: Element> DeviceTensor<T> {
                 "the elements of the device tensor do not follow one another, after a transposition; clear it before",
             ));
         }
+        crate::driver::check_not_forked()?;
         self.body.using.place.check_alive(false)?;
         self.body.fill_bytes(0)
     }
 
     /// Where the first element lies on the device, for kernels and copies that read it and are put into `stream` next. The
-    /// stream waits for the tensor's own; the memory is not used otherwise before what is in `stream` when the tensor goes
-    /// is done. Elements lie as [`strides`](Self::strides) says.
+    /// stream waits for the tensor's own; the tensor is not written, and its memory not used otherwise, before what is in
+    /// `stream` then is done. Elements lie as [`strides`](Self::strides) says.
     ///
     /// # Errors
     /// When it is a stream of another device, or the memory's origin has ended.
@@ -239,7 +242,7 @@ impl<T: Element> DeviceTensor<T> {
     /// # Errors
     /// As there.
     pub fn write_in(&mut self, stream: &Stream) -> Result<u64> {
-        let address = self.body.enter(stream)?;
+        let address = self.body.enter_to_write(stream)?;
         self.body.stream = stream.clone();
         Ok(address)
     }

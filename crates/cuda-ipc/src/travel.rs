@@ -204,6 +204,8 @@ pub(crate) fn seal(body: &Body) -> Result<Parcel> {
     let Token::Shared(token) = &body.token else {
         return Err(lent());
     };
+    let arena = body.using.place.object().arena();
+    arena.check_not_forked("sealing a device tensor")?;
     if body.path() == Path::Host {
         let (bytes, lies) = staging::copy_of_shared(body)?;
         COUNTERS.staged.add(1);

@@ -15,12 +15,15 @@ use crate::company::Company;
 use crate::device::Device;
 use crate::driver::RawEvent;
 use crate::error::{Error, ErrorKind, Result};
+use crate::interop::device_of;
 use crate::stream::Stream;
 
 /// An event behind what was done with a view in one stream of cudarc, and those of other streams.
 pub(crate) struct Used {
+    /// The device of the stream, which may be another one than the tensor's.
+    device: Device,
     /// The driver's pointer of the stream.
-    pub(crate) stream: usize,
+    stream: usize,
     event: CudaEvent,
     /// The stream, in a context that records; none where it is of a context that is no device's primary one.
     through: Option<Arc<CudaStream>>,
@@ -30,7 +33,8 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    pub(crate) fn new(stream: &CudaStream, device: Device) -> Result<Self> {
+    pub(crate) fn new(stream: &CudaStream) -> Result<Self> {
+        let device = device_of(stream)?;
         let raw = stream.cu_stream().addr();
         // SAFETY: it is used in this call only, for which the stream is borrowed.
         let company = match unsafe { Stream::from_raw(device, raw) } {
@@ -49,6 +53,7 @@ impl Used {
             false => stream.context(),
         };
         Ok(Self {
+            device,
             stream: raw,
             event: context.new_event(None).map_err(told)?,
             through,
@@ -64,21 +69,28 @@ impl Used {
 
     /// What is put into `stream` from now on waits for the event, and so for what the event's stream waits for. One that was
     /// never recorded is no wait.
-    pub(crate) fn is_waited_for_by(&self, stream: &Stream, device: Device) -> Result<()> {
+    pub(crate) fn is_waited_for_by(&self, stream: &Stream) -> Result<()> {
+        let (ordinal, raw) = (self.device.ordinal(), self.event.cu_event().addr());
         // SAFETY: the event is cudarc's, and lives as long as this.
-        let event = unsafe { RawEvent::made(device.ordinal(), self.event.cu_event().addr()) };
-        let awaited = crate::numbers::awaited_by(device, self.stream);
+        let event = unsafe { RawEvent::made(ordinal, raw) };
+        let awaited = crate::numbers::awaited_by(self.device, self.stream);
         stream.wait_behind(&event, awaited.unwrap_or_else(|| self.company.all()))
     }
 
+    /// Whether it is of that stream.
+    pub(crate) fn is_of(&self, device: Device, stream: usize) -> bool {
+        self.device == device && self.stream == stream
+    }
+
     /// That of a stream. One event for all would say nothing of the stream in which it was recorded before.
-    pub(crate) fn in_stream(&self, stream: &CudaStream, device: Device) -> Result<&Self> {
+    pub(crate) fn in_stream(&self, stream: &CudaStream) -> Result<&Self> {
+        let (device, raw) = (device_of(stream)?, stream.cu_stream().addr());
         let mut used = self;
-        while used.stream != stream.cu_stream().addr() {
+        while !used.is_of(device, raw) {
             used = match used.next.get() {
                 Some(next) => next,
                 None => {
-                    let made = Box::new(Self::new(stream, device)?);
+                    let made = Box::new(Self::new(stream)?);
                     // Another thread may have been faster.
                     used.next.get_or_init(|| made)
                 }
@@ -88,11 +100,7 @@ impl Used {
     }
 
     /// The event is recorded behind the use, when that is over.
-    pub(crate) fn record_on_drop<'a>(
-        &'a self,
-        stream: &'a CudaStream,
-        device: Device,
-    ) -> SyncOnDrop<'a> {
+    pub(crate) fn record_on_drop<'a>(&'a self, stream: &'a CudaStream) -> SyncOnDrop<'a> {
         match &self.through {
             Some(through) => {
                 // An error of an earlier use, which would be the answer to this one.
@@ -104,16 +112,19 @@ impl Used {
             None if stream.context().is_managing_stream_synchronization() => {
                 SyncOnDrop::Record(Some((&self.event, stream)))
             }
-            None => wait_on_drop(stream, device),
+            None => wait_on_drop(stream),
         }
     }
 }
 
 /// The thread waits for the stream when the use is over. Not for one that will never go on: nor will what uses the tensor.
-pub(crate) fn wait_on_drop(stream: &CudaStream, device: Device) -> SyncOnDrop<'_> {
+pub(crate) fn wait_on_drop(stream: &CudaStream) -> SyncOnDrop<'_> {
     let raw = stream.cu_stream().addr();
-    // SAFETY: it is used in this call only, for which the stream is borrowed.
-    let calm = unsafe { Stream::from_raw(device, raw) }.and_then(|theirs| theirs.gate().map(drop));
+    let theirs = device_of(stream).and_then(|device| {
+        // SAFETY: it is used in this call only, for which the stream is borrowed.
+        unsafe { Stream::from_raw(device, raw) }
+    });
+    let calm = theirs.and_then(|theirs| theirs.gate().map(drop));
     match calm {
         Ok(()) => SyncOnDrop::Sync(Some(stream)),
         Err(error) => {

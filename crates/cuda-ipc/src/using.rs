@@ -92,6 +92,12 @@ impl Use {
         }
     }
 
+    /// `stream` is about to write the block: it waits for all else that this process has to do with it.
+    pub(crate) fn is_written_in(&self, stream: &Stream) -> Result<()> {
+        self.works_on(stream);
+        self.gather(stream)
+    }
+
     /// Before an exclusive tensor is sent: *ready* behind all the work of this process.
     pub(crate) fn gather(&self, stream: &Stream) -> Result<()> {
         let mut streams = self.streams.lock();
@@ -99,6 +105,9 @@ impl Use {
             stream.wait_for(other)?;
         }
         streams.retain(|known| known.same(stream));
+        if streams.is_empty() {
+            streams.push(stream.clone());
+        }
         Ok(())
     }
 

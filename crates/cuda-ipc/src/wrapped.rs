@@ -3,17 +3,62 @@
 //! The owner's allocator knows nothing of this crate, so it must not wait for the next allocation here. Who wraps more looks
 //! first what is over; for who does nothing, the thread that watches the arena looks twice a second.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
+use shm_core::tensor::Geometry;
+use shm_core::{Dtype, Shape};
+
+use crate::body::Body;
+use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
 use crate::memory::Memory;
 use crate::place::Place;
 use crate::rest;
+use crate::stream::Stream;
 use crate::stuck;
 
+impl Body {
+    /// Memory that somebody else made.
+    pub(crate) fn wrap(
+        dtype: Dtype,
+        shape: impl Into<Shape>,
+        address: u64,
+        owner: Box<dyn Any + Send>,
+        stream: &Stream,
+    ) -> Result<Self> {
+        let geometry = Geometry::contiguous(dtype, shape)?;
+        let hub = Hub::get()?;
+        if !address.is_multiple_of(dtype.align() as u64) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                format!(
+                    "{dtype} must lie at a multiple of {} bytes, and {address:#x} is none",
+                    dtype.align()
+                ),
+            ));
+        }
+        let bytes = geometry.packed_bytes() as u64;
+        hub.drop_owners(false, false);
+        let memory = Memory::wrap(hub, stream.device(), address, bytes.max(1), owner)?;
+        let (block, place) = hub.adopt(memory)?;
+        let memory = block.memory.clone();
+        let made = Self::over(hub, block, place, bytes, geometry, stream);
+        made.inspect_err(|_| hub.disown(&memory))
+    }
+}
+
 impl Hub {
+    /// Of what became no tensor after all: its owner goes, as it does where nothing of it was known.
+    fn disown(&self, memory: &Arc<Memory>) {
+        for pool in self.pools() {
+            pool.lock().forget(memory);
+        }
+        self.drop_owner_of(memory);
+    }
+
     /// Whether some of it is held by nobody any more. Waits for nobody.
     pub(crate) fn has_wrapped_to_drop(&self) -> bool {
         let Some(pools) = self.pools.try_lock() else {
@@ -56,16 +101,20 @@ impl Hub {
                 false => rest::while_calm(device, Some(Instant::now()), take),
             };
             stays |= gone.is_none();
-            // Whoever made it may do anything when it goes, and that is no business of who happens to come by.
             for memory in gone.unwrap_or_default() {
-                if catch_unwind(AssertUnwindSafe(|| self.give_up(&memory))).is_err() {
-                    tracing::error!(
-                        "the owner of wrapped device memory panicked when it was dropped"
-                    );
-                }
+                self.drop_owner_of(&memory);
             }
         }
         stays
+    }
+
+    /// Drops the owner of a memory that is in no pool any more; the number of bytes. Whoever made it may do anything when it goes,
+    /// and that is no business of who happens to come by, nor of the next owner.
+    pub(crate) fn drop_owner_of(&self, memory: &Arc<Memory>) -> u64 {
+        catch_unwind(AssertUnwindSafe(|| self.give_up(memory))).unwrap_or_else(|_| {
+            tracing::error!("the owner of wrapped device memory panicked when it was dropped");
+            memory.bytes
+        })
     }
 
     fn is_done_with(&self, memory: &Arc<Memory>) -> bool {

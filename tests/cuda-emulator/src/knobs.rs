@@ -60,13 +60,26 @@ impl Feature {
     }
 }
 
+/// In place of a name: any call, counted with all others of the process.
+pub(crate) const ANY: &str = "*";
+
 /// A call that is made to fail.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) call: String,
     pub(crate) code: i32,
-    /// Which of the process's calls of that name, from 1; none: each.
+    /// Which of the process's calls of that name, or of all, from 1; none: each.
     pub(crate) nth: Option<u64>,
+    /// And each after that.
+    pub(crate) on: bool,
+}
+
+impl Failure {
+    /// Whether it is to be the how manieth.
+    pub(crate) fn is_it(&self, nth: u64) -> bool {
+        self.nth
+            .is_none_or(|wanted| wanted == nth || self.on && wanted < nth)
+    }
 }
 
 /// The knobs as this process found them.
@@ -132,15 +145,20 @@ fn visible(there: usize, list: Option<&str>) -> Vec<usize> {
         .collect()
 }
 
-/// `CALL:CODE` or `CALL:CODE:NTH`, with commas.
+/// `CALL:CODE`, `CALL:CODE:NTH` or, from that one on, `CALL:CODE:NTH-`, with commas.
 fn failures(list: &str) -> Vec<Failure> {
     list.split(',')
         .filter_map(|item| {
             let mut parts = item.split(':');
+            let (call, code) = (parts.next()?.to_owned(), parts.next()?.parse().ok()?);
+            let nth = parts.next().unwrap_or_default();
+            let on = nth.ends_with('-');
+            let nth = nth.trim_end_matches('-').parse().ok();
             Some(Failure {
-                call: parts.next()?.to_owned(),
-                code: parts.next()?.parse().ok()?,
-                nth: parts.next().and_then(|nth| nth.parse().ok()),
+                call,
+                code,
+                nth,
+                on,
             })
         })
         .collect()
@@ -161,8 +179,14 @@ mod tests {
 
     #[test]
     fn failures_name_call_code_and_which() {
-        let list = failures("cuInit:999,cuMemAlloc_v2:2:3,nonsense");
-        assert_eq!(list.len(), 2);
+        let list = failures("cuInit:999,cuMemAlloc_v2:2:3,nonsense,*:700:9-");
+        assert_eq!(list.len(), 3);
+        let hit = |at: usize| {
+            (1..=10)
+                .filter(|nth| list[at].is_it(*nth))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((hit(0).len(), hit(1), hit(2)), (10, vec![3], vec![9, 10]));
         assert_eq!((list[0].code, list[0].nth), (999, None));
         assert_eq!(
             (list[1].call.as_str(), list[1].nth),

@@ -142,6 +142,12 @@ impl Knobs {
         self.with_more(knobs::FAIL, [format!("{call}:{code}{nth}")])
     }
 
+    /// The how manieth call of each process, from 1, answers that code, whichever call it is.
+    #[must_use]
+    pub fn fail_at(self, nth: u64, code: i32) -> Self {
+        self.fail(knobs::ANY, code, Some(nth))
+    }
+
     /// As environment variables, for a child's `Command`.
     pub fn variables(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))

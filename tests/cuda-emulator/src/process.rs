@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -52,8 +53,9 @@ pub(crate) struct Local {
 static PROCESS: OnceLock<Process> = OnceLock::new();
 
 thread_local! {
-    /// The thread's stack of current contexts.
-    pub(crate) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The thread's stack of current contexts. Never dropped: a thread may use the driver where its other values are.
+    pub(crate) static CURRENT: RefCell<ManuallyDrop<Vec<usize>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// Starts the driver in this process, if it is not.
@@ -184,9 +186,14 @@ impl Process {
     fn count(&self, call: Call) -> Answer {
         let count = &self.board.words.processes[self.row].calls[usize::from(call.0)];
         let nth = count.fetch_add(1, Ordering::Relaxed) + 1;
-        self.serial.fetch_add(1, Ordering::Relaxed);
+        let of_all = self.serial.fetch_add(1, Ordering::Relaxed) + 1;
         for failure in &self.knobs.failures {
-            if failure.call == call.name() && failure.nth.is_none_or(|wanted| wanted == nth) {
+            let nth = match &*failure.call {
+                knobs::ANY => u64::from(of_all),
+                name if name == call.name() => nth,
+                _ => continue,
+            };
+            if failure.is_it(nth) {
                 return refuse(failure.code, "a knob makes this call fail");
             }
         }

@@ -6,12 +6,14 @@ mod closing;
 mod company;
 mod doctor;
 mod dying;
+mod failing;
 mod given_up;
 mod guards;
 mod hostile;
 mod legacy;
 mod lifetime;
 mod lost;
+mod misuse;
 mod order;
 mod others;
 mod paths;
@@ -43,6 +45,8 @@ fn main() -> ExitCode {
         peace::TESTS,
         pauses::TESTS,
         rules::TESTS,
+        misuse::TESTS,
+        failing::TESTS,
         paths::TESTS,
         staged::TESTS,
         doctor::TESTS,
@@ -52,5 +56,8 @@ fn main() -> ExitCode {
         slots::TESTS,
         guards::TESTS,
     ];
-    integration_tests::main_with_scenes(&suites.concat(), others::SCENES)
+    integration_tests::main_with_scenes(
+        &suites.concat(),
+        &[others::SCENES, failing::SCENES].concat(),
+    )
 }

@@ -278,6 +278,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "streams and device memory that the test itself makes",
     ),
     (
+        "tests/tests/devices/misuse.rs",
+        "device memory that the test itself allocates; forks; a word that they share",
+    ),
+    (
         "tests/tests/devices/others.rs",
         "device memory that the test itself allocates",
     ),

@@ -97,6 +97,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn range_of(&self, device: u32, address: u64) -> Result<(u64, u64)>;
     /// Whether the driver says that memory made elsewhere can be exported; `None` when it does not tell.
     fn is_exportable(&self, device: u32, address: u64) -> Result<Option<bool>>;
+    /// The device that memory made elsewhere lies on; `None` when the driver does not tell.
+    fn device_of(&self, device: u32, address: u64) -> Result<Option<u32>>;
     /// Copies bytes to the device, after what `stream` has to do, and returns when the source can be reused.
     fn write(&self, stream: &RawStream, to: u64, from: &[u8]) -> Result<()>;
     /// Copies bytes from the device, after what `stream` has to do, and returns when they are there.

@@ -92,7 +92,9 @@ impl<'a> Draft<'a> {
     #[cold]
     fn move_far(&mut self) -> &mut Far {
         self.far.get_or_insert_with(|| {
-            let mut far = SPARE.take().unwrap_or_default();
+            // Where the thread's own values are being dropped there is none any more.
+            let spare = SPARE.try_with(Cell::take).ok().flatten();
+            let mut far = spare.unwrap_or_default();
             far.table.clear();
             far.body.clear();
             far.body
@@ -158,7 +160,7 @@ impl Drop for Draft<'_> {
 fn keep(far: Box<Far>) {
     // One large message must not keep its size in memory for as long as the thread lives.
     if far.table.capacity().max(far.body.capacity()) <= KEPT {
-        SPARE.set(Some(far));
+        let _ = SPARE.try_with(|spare| spare.set(Some(far)));
     }
 }
 

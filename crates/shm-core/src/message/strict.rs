@@ -36,7 +36,7 @@ thread_local! {
 pub(super) fn unwritable(type_name: &str, cause: postcard::Error) -> Error {
     // Postcard only says that somebody refused.
     if cause == postcard::Error::SerdeSerCustom
-        && let Some(words) = WORDS.take()
+        && let Ok(Some(words)) = WORDS.try_with(RefCell::take)
     {
         return Error::new(
             ErrorKind::Encode,
@@ -70,7 +70,8 @@ impl<E: serde::ser::Error> serde::ser::Error for Said<E> {
     fn custom<T: fmt::Display>(told: T) -> Self {
         let text = told.to_string();
         let error = E::custom(&text);
-        WORDS.set(Some(text));
+        // Where the thread's own values are being dropped, nobody keeps it.
+        let _ = WORDS.try_with(|words| words.replace(Some(text)));
         Self(error)
     }
 }

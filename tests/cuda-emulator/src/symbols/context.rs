@@ -56,7 +56,7 @@ driver_calls! {
     }
 
     fn cuCtxPopCurrent_v2(process, call, context: Out<usize>) {
-        match CURRENT.with_borrow_mut(Vec::pop) {
+        match CURRENT.with_borrow_mut(|stack| stack.pop()) {
             Some(popped) => {
                 context.optional(popped);
                 Ok(())

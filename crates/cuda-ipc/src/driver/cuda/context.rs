@@ -4,43 +4,51 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
 
+use parking_lot::Mutex;
+
 use super::symbols::Symbols;
 use crate::error::{Error, ErrorKind, Result, check};
 
 /// Devices that a process may have; NVIDIA's driver knows 64 at most.
 const DEVICES: usize = 128;
 
-/// The primary contexts of the devices, each made at first use and kept for good.
-pub(super) struct Contexts([OnceLock<Result<usize, i32>>; DEVICES]);
+/// The primary contexts of the devices, each made at first use and kept for good. One that could not be made is tried again:
+/// the device may have been full.
+pub(super) struct Contexts {
+    made: [OnceLock<usize>; DEVICES],
+    /// Held to make one, so that each is retained once.
+    making: Mutex<()>,
+}
 
 impl Contexts {
     pub(super) fn new() -> Self {
-        Self([const { OnceLock::new() }; DEVICES])
+        Self {
+            made: [const { OnceLock::new() }; DEVICES],
+            making: Mutex::new(()),
+        }
     }
 
     /// The primary context of a device.
     pub(super) fn of(&self, symbols: &Symbols, device: u32) -> Result<usize> {
-        let slot = self.0.get(device as usize).ok_or_else(|| {
+        let slot = self.made.get(device as usize).ok_or_else(|| {
             Error::new(
                 ErrorKind::NoSuchDevice,
                 format!("there is no device {device}"),
             )
         })?;
-        let retain = symbols.primary_retain()?;
-        let outcome = slot.get_or_init(|| {
-            let mut context = ptr::null_mut();
-            // SAFETY: the call writes a pointer to where a pointer is; a device that is not there is an error of it.
-            match unsafe { retain(&raw mut context, device as i32) } {
-                0 => Ok(context.addr()),
-                code => Err(code),
-            }
-        });
-        match *outcome {
-            Ok(context) => Ok(context),
-            Err(code) => Err(check("cuDevicePrimaryCtxRetain", code)
-                .err()
-                .unwrap_or_else(|| Error::new(ErrorKind::NoSuchDevice, "no context"))),
+        if let Some(context) = slot.get() {
+            return Ok(*context);
         }
+        let retain = symbols.primary_retain()?;
+        let _making = self.making.lock();
+        if let Some(context) = slot.get() {
+            return Ok(*context);
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: the call writes a pointer to where a pointer is; a device that is not there is an error of it.
+        let code = unsafe { retain(&raw mut context, device as i32) };
+        check("cuDevicePrimaryCtxRetain", code)?;
+        Ok(*slot.get_or_init(|| context.addr()))
     }
 
     /// Makes the context of `device` current for this thread, until the guard goes.

@@ -7,6 +7,8 @@ use super::{Cuda, no_room};
 use crate::driver::RawStream;
 use crate::error::{Result, check};
 
+/// A pointer attribute: the device that it lies on.
+const DEVICE_ORDINAL: i32 = 9;
 /// A pointer attribute: whether the allocation can be exported by `cuIpcGetMemHandle`.
 const LEGACY_IPC_CAPABLE: i32 = 10;
 
@@ -41,20 +43,25 @@ impl Cuda {
     }
 
     pub(super) fn legacy_capable(&self, device: u32, address: u64) -> Result<Option<bool>> {
+        let value = self.pointer_attribute(device, LEGACY_IPC_CAPABLE, address)?;
+        Ok(value.map(|value| value & 0xff != 0))
+    }
+
+    pub(super) fn ordinal_of(&self, device: u32, address: u64) -> Result<Option<u32>> {
+        let value = self.pointer_attribute(device, DEVICE_ORDINAL, address)?;
+        Ok(value.map(|value| value as u32))
+    }
+
+    /// `None` where the driver does not know the attribute, as an old one.
+    fn pointer_attribute(&self, device: u32, attribute: i32, address: u64) -> Result<Option<u64>> {
         let _entered = self.enter(device)?;
         let get = self.symbols.pointer_attribute()?;
-        // Of a boolean one byte is written, says the driver API, and more by some versions.
+        // Of a boolean one byte is written, says the driver API, and more by some versions; of a number four.
         let mut value = 0_u64;
-        // SAFETY: it writes a boolean to where eight bytes are.
-        let code = unsafe {
-            get(
-                (&raw mut value).cast::<c_void>(),
-                LEGACY_IPC_CAPABLE,
-                address,
-            )
-        };
+        // SAFETY: it writes a boolean or a number to where eight bytes are.
+        let code = unsafe { get((&raw mut value).cast::<c_void>(), attribute, address) };
         match check("cuPointerGetAttribute", code) {
-            Ok(()) => Ok(Some(value & 0xff != 0)),
+            Ok(()) => Ok(Some(value)),
             Err(error) if matches!(error.code(), Some(1 | 801)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -64,10 +71,14 @@ impl Cuda {
         if from.is_empty() {
             return Ok(());
         }
+        // All that can fail for another reason comes before the copy.
+        let _entered = self.enter(stream.device)?;
+        let synchronize = self.symbols.stream_synchronize()?;
         // SAFETY: the slice lives until the stream has been waited for. If that fails, it is an error of the device, after
         // which it reads nothing any more.
         unsafe { self.copy_in_later(stream, to, from) }?;
-        self.stream_synchronize(stream)
+        // SAFETY: the stream lives, as its handle does.
+        check("cuStreamSynchronize", unsafe { synchronize(raw(stream)) })
     }
 
     /// # Safety
@@ -93,6 +104,8 @@ impl Cuda {
         }
         let _entered = self.enter(stream.device)?;
         let copy = self.symbols.copy_to_host()?;
+        // All that can fail for another reason comes before the copy.
+        let synchronize = self.symbols.stream_synchronize()?;
         // SAFETY: it writes the bytes of the slice, which nobody else has until the stream has been waited for below.
         let code = unsafe {
             copy(
@@ -104,7 +117,8 @@ impl Cuda {
         };
         check("cuMemcpyDtoHAsync_v2", code)?;
         // An error here is one of the device, after which it writes nothing any more.
-        self.stream_synchronize(stream)
+        // SAFETY: the stream lives, as its handle does.
+        check("cuStreamSynchronize", unsafe { synchronize(raw(stream)) })
     }
 
     pub(super) fn copy_within(

@@ -180,6 +180,10 @@ impl Driver for Cuda {
         self.legacy_capable(device, address)
     }
 
+    fn device_of(&self, device: u32, address: u64) -> Result<Option<u32>> {
+        self.ordinal_of(device, address)
+    }
+
     fn write(&self, stream: &RawStream, to: u64, from: &[u8]) -> Result<()> {
         self.copy_in(stream, to, from)
     }

@@ -143,12 +143,12 @@ impl Cuda {
             import(&raw mut handle, number, POSIX_DESCRIPTOR)
         })?;
         let mapping = self.map_handle(device, handle, bytes)?;
-        // The mapping keeps the memory; the handle would be one more thing to keep.
-        self.release(handle)?;
-        Ok(Mapping {
-            handle: 0,
-            ..mapping
-        })
+        // The mapping keeps the memory; the handle would be one more thing to keep, until the mapping goes.
+        let handle = match self.release(handle) {
+            Ok(()) => 0,
+            Err(_) => handle,
+        };
+        Ok(Mapping { handle, ..mapping })
     }
 
     pub(super) fn take_away(&self, device: u32, mapping: Mapping) -> Result<()> {

@@ -1,0 +1,167 @@
+//! A driver of which one call fails, once, whichever it is.
+//!
+//! A scene does a little of everything, three times, with a process beside it. One call of this process, or of that one, fails.
+//! At most one of the three times is an error then, which names the call and what the driver answered; nothing races, nothing is
+//! used that was given back, and nothing is kept but what the driver refused to take.
+
+use std::error::Error;
+use std::time::Duration;
+
+use cuda_emulator::{Kind, Knobs};
+use cuda_ipc::{Device, DeviceTensor, PinnedTensor, SharedDeviceTensor, Stream};
+use integration_tests::{Test, play, tests};
+use tensormp::prelude::*;
+use tensormp::spawn_api::builder;
+
+pub(crate) const TESTS: &[Test] = &tests![
+    a_call_of_an_origin_that_fails_is_an_error_and_does_no_harm,
+    a_call_of_a_consumer_that_fails_is_an_error_and_does_no_harm,
+];
+pub(crate) const SCENES: &[Test] = &tests![one_call_fails];
+
+type Floats = DeviceTensor<f32>;
+type Message = (Vec<Floats>, SharedDeviceTensor<f32>);
+type Answer = Result<Message, String>;
+
+/// The how manieth call fails, and of whom: this process, or the other one.
+const AT: &str = "FAILING_AT";
+const OF: &str = "FAILING_OF";
+
+/// Whether elements are what they have to be: an error of its own, that no driver gave.
+fn expect(found: &[f32], wanted: f32) -> Result<(), Box<dyn Error + Send + Sync>> {
+    match found.iter().all(|element| *element == wanted) {
+        true => Ok(()),
+        false => Err(format!("{wanted} was to be found, and not {found:?}").into()),
+    }
+}
+
+fn change((tensors, shared): &mut Message) -> Result<(), Box<dyn Error + Send + Sync>> {
+    expect(&shared.to_vec()?, 5.0)?;
+    for tensor in tensors {
+        expect(&tensor.to_vec()?, 5.0)?;
+        tensor.copy_from_slice(&[7.0; 10])?;
+    }
+    Ok(())
+}
+
+fn echo(_rank: usize, (from, to): (Receiver<Message>, Sender<Answer>)) -> tensormp::Result<()> {
+    loop {
+        let answer = match from.get() {
+            Ok(mut message) => match change(&mut message) {
+                Ok(()) => Ok(message),
+                Err(error) => Err(error.to_string()),
+            },
+            Err(error) if error.to_string().contains("closed") => return Ok(()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(error) = to.put(answer) {
+            to.put(Err(error.to_string()))?;
+        }
+    }
+}
+
+/// A little of everything.
+fn everything(
+    to: &Sender<Message>,
+    answers: &Receiver<Answer>,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let (first, second) = (Device::new(0)?, Device::new(1)?);
+    let mut tensor = Floats::from_slice([10], &[1.0; 10])?;
+    let there = tensor.to_device(second)?;
+    tensor.copy_from(&there)?;
+    expect(&tensor.to_vec()?, 1.0)?;
+    let queue = Queue::bounded(1)?;
+    queue.put(Floats::slots(2, [10])?)?;
+    drop(queue.get()?);
+    let pinned = PinnedTensor::new(Tensor::full([10], 3.0_f32)?, first)?;
+    pinned.copy_to(&mut tensor)?;
+    expect(&tensor.to_vec()?, 3.0)?;
+    expect(pinned.into_inner()?.as_slice(), 3.0)?;
+    let side = Stream::new(first)?;
+    tensor.set_stream(&side)?;
+    side.wait_for(&Stream::legacy(first)?)?;
+    let moment = side.moment()?;
+    side.synchronize()?;
+    assert!(moment.has_passed()?);
+    drop(side.scope(|| Floats::zeros([300_000]))?);
+    tensor.copy_from_slice(&[5.0; 10])?;
+    let tensors: cuda_ipc::Result<Vec<_>> = (0..3)
+        .map(|_| Floats::from_slice([10], &[5.0; 10]))
+        .collect();
+    let shared = tensor.freeze();
+    to.put((tensors?, shared.clone()))?;
+    let (mut tensors, again) = answers.get()??;
+    drop(again);
+    for tensor in &mut tensors {
+        expect(&tensor.to_vec()?, 7.0)?;
+        tensor.clear()?;
+    }
+    if let Ok(mut tensor) = shared.try_thaw() {
+        tensor.clear()?;
+        expect(&tensor.to_vec()?, 0.0)?;
+    }
+    cuda_ipc::collect();
+    Ok(())
+}
+
+fn one_call_fails() {
+    let at = std::env::var(AT).unwrap().parse().unwrap();
+    let here = std::env::var(OF).unwrap() == "origin";
+    let failing = Knobs::new().fail_at(at, 999);
+    let (session, other) = match here {
+        true => (
+            failing.load().unwrap(),
+            builder().env("CUDA_EMULATOR_FAIL", ""),
+        ),
+        false => {
+            let session = Knobs::new().load().unwrap();
+            let mut other = builder();
+            for (name, value) in failing.variables() {
+                other = other.env(name, value);
+            }
+            (session, other)
+        }
+    };
+    let (to, receiver) = Queue::bounded(1).unwrap().split();
+    let (sender, answers) = Queue::bounded(1).unwrap().split();
+    let mut context = other.spawn(echo, (receiver, sender), 1).unwrap();
+    let times: Vec<_> = (0..3).map(|_| everything(&to, &answers)).collect();
+    drop((to, answers));
+    context.join().unwrap();
+    let errors: Vec<_> = times.into_iter().filter_map(Result::err).collect();
+    let refused = session.reports_of(Kind::Refused);
+    println!("{errors:?}, since {refused:?}");
+    assert!(refused.len() <= 1 && errors.len() <= refused.len());
+    for error in errors {
+        let (call, _) = refused[0].text.split_once(':').unwrap();
+        let error = error.to_string();
+        assert!(error.contains(call) && error.contains("999"), "{error}");
+    }
+    cuda_ipc::close(Duration::from_secs(20)).unwrap();
+    let live = session.live();
+    assert!(live.allocations <= refused.len(), "{live:?}");
+    let faults = session.faults();
+    assert!(faults.is_empty(), "{faults:#?}");
+}
+
+/// Each of these calls; which they are differs from one time to the next, as threads come first or last.
+fn fail(of: &str, calls: impl Iterator<Item = u64>) {
+    for at in calls {
+        let scene = play("one_call_fails")
+            .env(AT, at.to_string())
+            .env(OF, of)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&scene.stdout);
+        let told = String::from_utf8_lossy(&scene.stderr);
+        assert!(scene.status.success(), "call {at}: {said}\n{told}");
+    }
+}
+
+fn a_call_of_an_origin_that_fails_is_an_error_and_does_no_harm() {
+    fail("origin", (1..400).step_by(13));
+}
+
+fn a_call_of_a_consumer_that_fails_is_an_error_and_does_no_harm() {
+    fail("consumer", (1..200).step_by(7));
+}
