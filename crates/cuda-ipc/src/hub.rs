@@ -175,7 +175,6 @@ impl Hub {
         let (block, place) = found?;
         COUNTERS.reused.add(u64::from(!made));
         block.memory.keep_open();
-        place.begin_turn(block.index);
         Ok((block, place))
     }
 
@@ -188,6 +187,13 @@ impl Hub {
         late: Late,
     ) -> Result<Result<(BlockRef, Place), BlockRef>> {
         let place = Place::Home(block.memory.clone(), station.clone());
+        let begins = || {
+            place.begin_turn(block.index);
+        };
+        // Before all else: whoever was asked for a copy of what the block had sees that it is another one.
+        if !block.memory.begin_use(block.index, begins) {
+            return Ok(Err(block));
+        }
         let settled = (|| {
             if !place.settle(block.index, stream, late)? {
                 return Ok(false);

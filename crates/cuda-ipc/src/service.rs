@@ -251,10 +251,12 @@ fn fulfil(request: Request) -> Result<OwnedFd> {
         return Err(malformed("a request that does not fit the block"));
     }
     let device = memory.device;
-    let place = Place::Home(memory, hub.station()?);
-    if place.turn(index) != request.turn {
+    let place = Place::Home(memory.clone(), hub.station()?);
+    // Who asked holds the tensor, but may have died since.
+    let copying = memory.begin_copy(index, || place.turn(index) == request.turn);
+    let Some(_copying) = copying else {
         return Err(malformed("a block that was given to somebody else since"));
-    }
+    };
     // This thread waits, and no stream: were the writer killed, memory of this process would stay behind that. Nobody waits for
     // the answer any longer than that.
     place.wait_for_writer(index, PATIENCE)?;
