@@ -13,6 +13,7 @@ mod legacy;
 mod lifetime;
 mod lost;
 mod order;
+mod orphans;
 mod others;
 mod paths;
 mod pauses;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         staged::TESTS,
         doctor::TESTS,
         hostile::TESTS,
+        orphans::TESTS,
         others::TESTS,
         views::TESTS,
         slots::TESTS,
