@@ -109,6 +109,15 @@ pub(crate) fn open(object: &Object) -> Result<()> {
         u64::from_le_bytes(random)
     );
     let listener = socket::serve(&name).map_err(|errno| failed("listening on a socket", errno))?;
+    let spawned = std::thread::Builder::new()
+        .name("device-service".to_owned())
+        .spawn(move || serve(&listener));
+    spawned.map_err(|error| {
+        Error::new(
+            ErrorKind::System,
+            format!("starting a thread that lends device memory: {error}"),
+        )
+    })?;
     for (word, part) in name.as_bytes().chunks(8).enumerate() {
         let mut eight = [0; 8];
         eight[..part.len()].copy_from_slice(part);
@@ -120,15 +129,12 @@ pub(crate) fn open(object: &Object) -> Result<()> {
     object
         .word(station::SOCKET)
         .store(name.len() as u64, Ordering::Release);
-    let spawned = std::thread::Builder::new()
-        .name("device-service".to_owned())
-        .spawn(move || serve(&listener));
-    spawned.map(drop).map_err(|error| {
-        Error::new(
-            ErrorKind::System,
-            format!("starting a thread that lends device memory: {error}"),
-        )
-    })
+    Ok(())
+}
+
+/// Whether this process, whose station it is, listens for visitors.
+pub(crate) fn is_open(object: &Object) -> bool {
+    object.word(station::SOCKET).load(Ordering::Relaxed) != 0
 }
 
 fn serve(listener: &OwnedFd) {
@@ -293,8 +299,26 @@ fn ask(visited: &Visited, pid: u32, request: Request, patience: Duration) -> Res
 
 fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -> Result<OwnedFd> {
     let object = &visited.object;
-    let length = object.word(station::SOCKET).load(Ordering::Acquire) as usize;
-    if length == 0 || length > NAME {
+    let late = || {
+        Error::new(
+            ErrorKind::TimedOut,
+            format!(
+                "process {pid} was asked for device memory and has not answered within {patience:?}; it may be stopped"
+            ),
+        )
+    };
+    let mut wait = Patience::new(patience);
+    let mut may_come =
+        || !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin);
+    let length = loop {
+        match object.word(station::SOCKET).load(Ordering::Acquire) as usize {
+            // It had no thread for that, and looks twice a second whether it can have one.
+            0 if may_come() => std::thread::sleep(Duration::from_millis(1)),
+            0 => return Err(late()),
+            length => break length,
+        }
+    };
+    if length > NAME {
         return Err(malformed("a station that cannot be asked"));
     }
     let mut name: Vec<u8> = (0..length.div_ceil(8) as u64)
@@ -307,14 +331,6 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
         .collect();
     name.truncate(length);
     let name = String::from_utf8(name).map_err(|_| malformed("a station whose name is no text"))?;
-    let late = || {
-        Error::new(
-            ErrorKind::TimedOut,
-            format!(
-                "process {pid} was asked for device memory and has not answered within {patience:?}; it may be stopped"
-            ),
-        )
-    };
     let failed = |errno: Errno| {
         let hint = match errno {
             // No room among those who wait to be heard.
@@ -336,9 +352,6 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
             format!("asking process {pid} for device memory: {errno}{hint}"),
         )
     };
-    let mut wait = Patience::new(patience);
-    let mut may_come =
-        || !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin);
     let (bytes, descriptor) = loop {
         let visit = loop {
             match socket::visit(&name, SLICE.min(patience)) {

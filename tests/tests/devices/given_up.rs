@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use cuda_ipc::{
-    Device, DeviceTensor, Options, Path, PinnedTensor, Sealed, SharedDeviceTensor,
-};
+use cuda_ipc::{Device, DeviceTensor, Options, Path, PinnedTensor, Sealed, SharedDeviceTensor};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
