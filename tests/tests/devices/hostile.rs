@@ -22,6 +22,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_process_without_descriptors_does_not_change_the_way_to_others,
     what_an_origin_could_not_do_for_once_does_not_change_the_way,
     an_origin_that_had_no_thread_to_listen_with_has_one_later,
+    a_way_that_was_tried_without_room_for_files_is_tried_again,
 ];
 
 /// A device tensor in a message, as what it is made of: which way, the token's words, how the elements lie.
@@ -408,5 +409,17 @@ fn an_origin_that_had_no_thread_to_listen_with_has_one_later() {
     end.set();
     origin.join().unwrap();
     drop(tensor);
+    no_memory_is_left(session);
+}
+
+fn a_way_that_was_tried_without_room_for_files_is_tried_again() {
+    let session = machine();
+    let device = Device::new(0).unwrap();
+    let full = Full::new();
+    let probe = device.probe().unwrap();
+    assert_eq!(probe.handle, Ok(()));
+    assert!(probe.descriptor.is_err());
+    drop(full);
+    assert_eq!(device.probe().unwrap().descriptor, Ok(()));
     no_memory_is_left(session);
 }
