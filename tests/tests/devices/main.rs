@@ -8,6 +8,7 @@ mod doctor;
 mod dying;
 mod given_up;
 mod guards;
+mod held_up;
 mod hostile;
 mod legacy;
 mod lifetime;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         views::TESTS,
         slots::TESTS,
         guards::TESTS,
+        held_up::TESTS,
     ];
     integration_tests::main_with_scenes(&suites.concat(), others::SCENES)
 }

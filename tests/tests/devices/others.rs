@@ -81,7 +81,7 @@ fn memory_of_others_is_sent_without_a_copy_and_given_back_at_the_end() {
 }
 
 /// Gives its memory back to the driver when it is dropped, as a framework does.
-struct Piece(u64);
+pub(crate) struct Piece(pub(crate) u64);
 
 impl Drop for Piece {
     fn drop(&mut self) {
