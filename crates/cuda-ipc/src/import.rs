@@ -126,8 +126,13 @@ impl Import {
     }
 
     fn set_opened(&self, opened: Opened) {
-        if self.opened.set(opened).is_ok() {
-            COUNTERS.opened.add(1);
+        match self.opened.set(opened) {
+            Ok(()) => COUNTERS.opened.add(1),
+            // Another thread, that had waited for this one as long as for the origin, was faster.
+            Err(second) => {
+                let object = Some(self.object.clone());
+                crate::later::leave(self.driver, self.device, second.into_what(), object);
+            }
         }
     }
 
