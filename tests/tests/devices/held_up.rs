@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use cuda_emulator::Driver;
 use cuda_ipc::{Device, DeviceTensor, SharedDeviceTensor, Stream};
 use integration_tests::{Test, allow_leaks, resume, see_stopped, stop, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
-use crate::others::Piece;
+use crate::others::piece;
 use crate::support::{machine, no_memory_is_left};
 
 pub(crate) const TESTS: &[Test] = &tests![
@@ -21,18 +20,6 @@ type Shared = SharedDeviceTensor<u8>;
 
 /// Less than anything here is waited for.
 const SOON: Duration = Duration::from_secs(4);
-
-/// What another one made, written.
-fn piece(stream: &Stream) -> Bytes {
-    let driver = Driver::loaded();
-    driver.start(0).unwrap();
-    let address = driver.alloc(4096).unwrap();
-    let owner = Piece(address);
-    // SAFETY: the memory is there as long as its owner, and nobody else has it.
-    let mut piece = unsafe { Bytes::wrap_raw(stream, [4096], address, owner) }.unwrap();
-    piece.clear().unwrap();
-    piece
-}
 
 fn who_wraps_memory_does_not_wait_for_other_processes() {
     type Part = (Receiver<Shared>, Receiver<Bytes>, Sender<Bytes>, [Event; 2]);
@@ -59,8 +46,8 @@ fn who_wraps_memory_does_not_wait_for_other_processes() {
         let pid = other.pids()[0];
         let device = Device::new(0).unwrap();
         let [waits, side] = [(); 2].map(|()| Stream::new(device).unwrap());
-        shared.put(piece(&side).freeze()).unwrap();
-        own.put(piece(&side)).unwrap();
+        shared.put(piece(&side, 4096).freeze()).unwrap();
+        own.put(piece(&side, 4096)).unwrap();
         ready.wait().unwrap();
         session.hold();
         go.set();
@@ -76,11 +63,11 @@ fn who_wraps_memory_does_not_wait_for_other_processes() {
         }
         let begun = Instant::now();
         for _ in 0..20 {
-            drop(piece(&side));
+            drop(piece::<u8>(&side, 4096));
             cuda_ipc::collect();
         }
         drop(late);
-        drop(piece(&side));
+        drop(piece::<u8>(&side, 4096));
         let took = begun.elapsed();
         assert!(took < SOON, "{took:?}, dead: {dies}");
         if !dies {
