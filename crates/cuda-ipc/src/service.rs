@@ -31,7 +31,10 @@ use crate::visited::Visited;
 
 /// The longest name: eight words of the station.
 const NAME: usize = 64;
+/// How often is looked, at least, whether a process that is waited for is still there.
 const SLICE: Duration = Duration::from_millis(200);
+/// The system takes nothing for the time of a socket to be no limit.
+const BRIEF: Duration = Duration::from_micros(1);
 
 /// How long a visitor may take to say what it wants.
 const HEARD_BY: Duration = Duration::from_secs(2);
@@ -308,12 +311,13 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
         )
     };
     let mut wait = Patience::new(patience);
-    let mut may_come =
-        || !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin);
+    let may_come = |wait: &mut Patience| {
+        !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin)
+    };
     let length = loop {
         match object.word(station::SOCKET).load(Ordering::Acquire) as usize {
             // It had no thread for that, and looks twice a second whether it can have one.
-            0 if may_come() => std::thread::sleep(Duration::from_millis(1)),
+            0 if may_come(&mut wait) => std::thread::sleep(Duration::from_millis(1)),
             0 => return Err(late()),
             length => break length,
         }
@@ -354,9 +358,10 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
     };
     let (bytes, descriptor) = loop {
         let visit = loop {
-            match socket::visit(&name, SLICE.min(patience)) {
+            let next = wait.next().saturating_duration_since(Instant::now());
+            match socket::visit(&name, next.clamp(BRIEF, SLICE)) {
                 // Many others wait to be heard.
-                Err(Errno::AGAIN) if may_come() => {}
+                Err(Errno::AGAIN) if may_come(&mut wait) => {}
                 other => break other.map_err(failed)?,
             }
         };
@@ -364,8 +369,8 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
         shm_core::failpoint!("device.ask.connected");
         let answered = socket::send(&visit, &request.to_bytes(), None).and_then(|()| {
             loop {
-                match socket::receive(&visit) {
-                    Err(Errno::AGAIN) if may_come() => {}
+                match socket::receive_until(&visit, wait.next().min(Instant::now() + SLICE)) {
+                    Err(Errno::AGAIN) if may_come(&mut wait) => {}
                     // It has gone.
                     Ok((bytes, _)) if bytes.is_empty() => break Err(Errno::CONNREFUSED),
                     other => break other,
@@ -384,7 +389,7 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
         if since.elapsed() < HEARD_BY || !object.arena().is_running(visited.origin) {
             return Err(failed(errno));
         }
-        if !may_come() {
+        if !may_come(&mut wait) {
             return Err(late());
         }
     };

@@ -13,6 +13,7 @@ use crate::support::{machine, no_memory_is_left};
 pub(crate) const TESTS: &[Test] = &tests![
     who_wraps_memory_does_not_wait_for_other_processes,
     a_process_that_is_stopped_at_any_step_holds_nobody_up_who_does_not_wait_for_it,
+    who_receives_waits_for_a_stopped_origin_no_longer_than_is_said,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -167,5 +168,56 @@ fn a_process_that_is_stopped_at_any_step_holds_nobody_up_who_does_not_wait_for_i
     drop(to);
     other.join().unwrap();
     drop(returned);
+    no_memory_is_left(session);
+}
+
+fn who_receives_waits_for_a_stopped_origin_no_longer_than_is_said() {
+    const ROUNDS: usize = 12;
+    fn send(_rank: usize, (to, go, sent): (Sender<Bytes>, Event, Event)) -> tensormp::Result<()> {
+        for _ in 0..=ROUNDS {
+            go.wait()?;
+            go.clear();
+            to.put(Bytes::zeros([3 << 20])?)?;
+            Stream::current()?.synchronize()?;
+            sent.set();
+        }
+        cuda_ipc::close(Duration::from_secs(60))?;
+        Ok(())
+    }
+    let session = machine();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let [go, sent] = [(); 2].map(|()| Event::new().unwrap());
+    let origin = builder().env("TENSORMP_CUDA_PATH", "descriptor");
+    let part = (to, go.clone(), sent.clone());
+    let mut origin = origin.spawn(send, part, 1).unwrap();
+    let pid = origin.pids()[0];
+    let mut all = Vec::new();
+    let mut waited = Duration::ZERO;
+    for round in 0..=ROUNDS {
+        go.set();
+        sent.wait().unwrap();
+        sent.clear();
+        // A descriptor of it was mapped before.
+        if round > 0 {
+            stop(pid);
+        }
+        let begun = Instant::now();
+        let tensor = from.get().unwrap();
+        if round > 0 {
+            waited += begun.elapsed();
+            resume(pid);
+        }
+        // Each is an allocation of its own, and is opened now.
+        assert_eq!(tensor.to_vec().unwrap()[0], 0);
+        all.push(tensor);
+    }
+    // 20 ms each, and what a machine with more to do makes of that.
+    assert!(
+        waited < Duration::from_millis(100) * ROUNDS as u32,
+        "{waited:?}"
+    );
+    drop(all);
+    cuda_ipc::collect();
+    origin.join().unwrap();
     no_memory_is_left(session);
 }
