@@ -380,8 +380,9 @@ fn what_an_origin_could_not_do_for_once_does_not_change_the_way() {
 fn an_origin_that_had_no_thread_to_listen_with_has_one_later() {
     type Part = (Sender<DeviceTensor<u8>>, Event);
     fn send(_rank: usize, (to, end): Part) -> tensormp::Result<()> {
-        // A stream has its thread, in an emulated driver.
+        // A stream has its thread, in an emulated driver; and there is the one that looks twice a second.
         Stream::of(Device::new(0)?)?.synchronize()?;
+        Arena::current()?.watch();
         let resource = rustix::process::Resource::As;
         let limit = rustix::process::getrlimit(resource);
         let pages = std::fs::read_to_string("/proc/self/statm")?;
