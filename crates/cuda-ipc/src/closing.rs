@@ -66,7 +66,7 @@ impl Hub {
                         }
                         let is_over = memory.worked.lock().is_over();
                         is_late |= !is_over;
-                        is_over && self.is_quiet(memory)
+                        is_over && self.is_quiet(memory) && memory.begin_to_go()
                     });
                     let (others, own): (Vec<_>, Vec<_>) =
                         unused.into_iter().partition(|memory| memory.is_wrapped());

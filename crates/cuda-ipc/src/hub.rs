@@ -35,6 +35,7 @@ fn look() {
     {
         crate::numbers::look();
         crate::later::look(hub);
+        hub.listen();
     }
 }
 
@@ -107,12 +108,23 @@ impl Hub {
             return Ok(station.clone());
         }
         let made = Arc::new(Station::new(&self.arena, self.driver, options().events)?);
-        // Without it handles still work; who needs more is told.
+        // Without it handles still work; who needs more waits until it could be had after all.
         if let Err(error) = crate::service::open(&made.object) {
-            tracing::warn!(%error, "others can reach device memory of this process by handle only");
+            tracing::warn!(%error, "others can reach device memory of this process by handle only, until this process can listen");
         }
         *station = Some(made.clone());
         Ok(made)
+    }
+
+    /// Listens for visitors, if that could not be had when the station was made.
+    fn listen(&self) {
+        if let Some(station) = self.station.try_lock()
+            && let Some(station) = &*station
+            && !crate::service::is_open(&station.object)
+            && let Err(error) = crate::service::open(&station.object)
+        {
+            tracing::debug!(%error, "others can still reach device memory of this process by handle only");
+        }
     }
 
     fn pool(&self, device: Device, path: Path) -> Arc<Mutex<Pool>> {
@@ -176,7 +188,6 @@ impl Hub {
         let (block, place) = found?;
         COUNTERS.reused.add(u64::from(!made));
         block.memory.keep_open();
-        place.begin_turn(block.index);
         Ok((block, place))
     }
 
@@ -189,6 +200,13 @@ impl Hub {
         late: Late,
     ) -> Result<Result<(BlockRef, Place), BlockRef>> {
         let place = Place::Home(block.memory.clone(), station.clone());
+        let begins = || {
+            place.begin_turn(block.index);
+        };
+        // Before all else: whoever was asked for a copy of what the block had sees that it is another one.
+        if !block.memory.begin_use(block.index, begins) {
+            return Ok(Err(block));
+        }
         let settled = (|| {
             if !place.settle(block.index, stream, late)? {
                 return Ok(false);

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
 use crate::later::What;
 use crate::layout::{Described, Path, malformed, memory};
-use crate::ledger;
+use crate::ledger::{self, Book};
 use crate::moment::Work;
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
@@ -36,6 +36,8 @@ pub(crate) struct Import {
     pub(crate) visited: Arc<Visited>,
     pub(crate) stride: u64,
     pub(crate) count: u32,
+    /// What its origin said of its streams: with its end, when its events are gone, that is all that can be had.
+    _book: Option<Book>,
     /// Where block 0 begins in it.
     first: u64,
     bytes: u64,
@@ -81,6 +83,7 @@ impl Import {
             visited,
             stride: said.stride,
             count,
+            _book: ledger::of(&hub.arena, said.origin),
             first: said.first,
             bytes: said.bytes,
             opened: OnceLock::new(),
@@ -123,8 +126,13 @@ impl Import {
     }
 
     fn set_opened(&self, opened: Opened) {
-        if self.opened.set(opened).is_ok() {
-            COUNTERS.opened.add(1);
+        match self.opened.set(opened) {
+            Ok(()) => COUNTERS.opened.add(1),
+            // Another thread, that had waited for this one as long as for the origin, was faster.
+            Err(second) => {
+                let object = Some(self.object.clone());
+                crate::later::leave(self.driver, self.device, second.into_what(), object);
+            }
         }
     }
 

@@ -79,6 +79,7 @@ fn publish(mut all: SmallVec<[Leaving; 1]>) -> Result<()> {
         if leaving.shared {
             let at = said.binary_search_by_key(&key(leaving), |(key, _)| *key);
             if at.is_ok_and(|at| *said[at].1) {
+                leaving.using.place.say_for_the_dead(leaving.using.index)?;
                 continue;
             }
             leaving.using.gather_shared(&leaving.stream)?;
@@ -117,6 +118,7 @@ fn publish_group(mut group: SmallVec<[&Leaving; 1]>) -> Result<()> {
     first.stream.check()?;
     let event = match (&first.using.place, group.len()) {
         (_, 1) => None,
+        (place, _) if place.is_orphaned() => None,
         (Place::Home(memory, station), _) => {
             Hub::get()?.event_for(station, memory.device, Some(first.stream.number()))?
         }

@@ -56,6 +56,7 @@ mod model;
 mod moment;
 mod numbers;
 mod options;
+mod orphan;
 mod part;
 mod path;
 mod pinned;

@@ -52,6 +52,30 @@ pub(crate) struct Memory {
     /// This process's work on it in tensors that are gone, where giving it back would not wait for that: on memory that
     /// somebody else made or that is mapped, or in streams of other devices.
     pub(crate) worked: Mutex<Work>,
+    copied: Mutex<Copied>,
+}
+
+/// What threads of this process copy for others, who may be dead by then and hold nothing any more.
+#[derive(Debug, Default)]
+struct Copied {
+    blocks: SmallVec<[u32; 1]>,
+    /// The memory is about to be given back.
+    is_going: bool,
+}
+
+/// A block that is being copied for another process: nobody gets it, and its memory stays.
+#[derive(Debug)]
+pub(crate) struct Copying<'a> {
+    memory: &'a Memory,
+    index: u32,
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        let mut copied = self.memory.copied.lock();
+        let place = copied.blocks.iter().position(|one| *one == self.index);
+        place.map(|place| copied.blocks.swap_remove(place));
+    }
 }
 
 impl fmt::Debug for Memory {
@@ -221,7 +245,42 @@ impl Memory {
             after: Mutex::new(vec![SmallVec::new(); count as usize]),
             uses: Mutex::default(),
             worked: Mutex::default(),
+            copied: Mutex::default(),
         }
+    }
+
+    /// A block is about to be copied for another process, if it still `is_it`.
+    pub(crate) fn begin_copy(
+        &self,
+        index: u32,
+        is_it: impl FnOnce() -> bool,
+    ) -> Option<Copying<'_>> {
+        let mut copied = self.copied.lock();
+        if copied.is_going || !is_it() {
+            return None;
+        }
+        copied.blocks.push(index);
+        Some(Copying {
+            memory: self,
+            index,
+        })
+    }
+
+    /// A block is about to be given out, which `begins` its next turn; whether it can be. Whoever copies it meanwhile has it.
+    pub(crate) fn begin_use(&self, index: u32, begins: impl FnOnce()) -> bool {
+        let copied = self.copied.lock();
+        let is_free = !copied.blocks.contains(&index);
+        if is_free {
+            begins();
+        }
+        is_free
+    }
+
+    /// The memory is about to be given back; whether it can be.
+    pub(crate) fn begin_to_go(&self) -> bool {
+        let mut copied = self.copied.lock();
+        copied.is_going |= copied.blocks.is_empty();
+        copied.is_going
     }
 
     /// Where a block begins.

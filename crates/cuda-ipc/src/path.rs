@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use crate::device::Device;
 use crate::driver::Driver;
@@ -70,7 +71,7 @@ impl Probe {
     }
 }
 
-/// Tries what a device can do for other processes, with a little memory, once a process.
+/// Tries what a device can do for other processes, with a little memory, once a process; again if that had no room for files.
 ///
 /// # Errors
 /// When the driver cannot be used at all.
@@ -119,8 +120,17 @@ pub(crate) fn probe(driver: &'static dyn Driver, device: Device) -> Result<Probe
         descriptor,
         events,
     };
-    tried.insert(ordinal, probe.clone());
+    // What a driver answers where this process has no room for a file says nothing of the next time.
+    if probe.descriptor.is_ok() || seen.descriptors.is_err() || has_room_for_a_file() {
+        tried.insert(ordinal, probe.clone());
+    }
     Ok(probe)
+}
+
+/// Whether this process can have one more file open.
+fn has_room_for_a_file() -> bool {
+    let opened = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
+    !matches!(opened, Err(Errno::MFILE | Errno::NFILE))
 }
 
 /// Gives the memory of a trial back: at once, or later where a stream of this process waits for another one already.

@@ -25,6 +25,7 @@ use crate::ledger;
 use crate::mark::{By, EventId, Mark};
 use crate::memory::Memory;
 use crate::options::{Gate, options};
+use crate::orphan::SAID_BY;
 use crate::sabotage;
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
@@ -151,7 +152,13 @@ impl Place {
 
     /// Says that what is in `stream` so far wrote the block. Only the one writer calls it.
     pub(crate) fn publish(&self, index: u32, stream: &Stream) -> Result<()> {
-        match self.own_event(index) {
+        // Of an origin that has ended, who receives it may not be able to open one.
+        let own = if self.is_orphaned() {
+            None
+        } else {
+            self.own_event(index)
+        };
+        match own {
             Some(id) => {
                 let event = self.event(id)?;
                 self.claim_ready(index, id);
@@ -189,9 +196,10 @@ impl Place {
     pub(crate) fn arrive(&self, index: u32, stream: &Stream) -> Result<()> {
         match self.mark(index, block::READY) {
             Mark::Recorded(id, by) => self.wait(stream, id, by),
-            Mark::Joint(id, by) => {
-                joint::once(stream, &self.event(id)?, || self.wait(stream, id, by))
-            }
+            Mark::Joint(id, by) => match self.event_if_any(id)? {
+                Some(event) => joint::once(stream, &event, || self.wait(stream, id, by)),
+                None => self.wait_for_word(by, SAID_BY),
+            },
             Mark::Done(_) => Ok(()),
             _ => Err(unwritten()),
         }
@@ -210,7 +218,9 @@ impl Place {
 
     /// Makes `stream` wait for what a process recorded.
     fn wait(&self, stream: &Stream, id: EventId, by: By) -> Result<()> {
-        let event = self.event(id)?;
+        let Some(event) = self.event_if_any(id)? else {
+            return self.wait_for_word(by, SAID_BY);
+        };
         if sabotage::is("ordering") {
             return Ok(());
         }
@@ -391,7 +401,12 @@ impl Place {
 
     /// Makes `stream` wait for what a process recorded, or looks whether it has happened.
     fn finish(&self, stream: &Stream, id: EventId, by: By, late: Late) -> Result<bool> {
-        let event = self.event(id)?;
+        let Some(event) = self.event_if_any(id)? else {
+            return match self.wait_for_word(by, SAID_BY) {
+                Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(false),
+                other => other.map(|()| true),
+            };
+        };
         let (driver, arena) = (stream.driver(), self.object().arena());
         let is_here = by.who == self.me() || arena.is_present(by.who);
         if is_here && ledger::is_lost(arena, by.who, by.stream) {

@@ -132,8 +132,10 @@ impl Holding {
     }
 }
 
-/// Whether a stream of a device waits for another process that lives.
+/// Whether a stream of a device waits for another process that lives. What has happened meanwhile is forgotten: nobody else
+/// may have looked.
 pub(crate) fn is_waiting(device: Device) -> bool {
     let of_device = all_of(device);
-    of_device.iter().any(|one| !one.is_empty()) && !of_device.iter().any(|one| one.is_lost())
+    let waits = |one: &std::sync::Arc<Awaits>| !one.is_empty() && !one.is_calm();
+    !of_device.iter().any(|one| one.is_lost()) && of_device.iter().any(waits)
 }

@@ -31,7 +31,10 @@ use crate::visited::Visited;
 
 /// The longest name: eight words of the station.
 const NAME: usize = 64;
+/// How often is looked, at least, whether a process that is waited for is still there.
 const SLICE: Duration = Duration::from_millis(200);
+/// The system takes nothing for the time of a socket to be no limit.
+const BRIEF: Duration = Duration::from_micros(1);
 
 /// How long a visitor may take to say what it wants.
 const HEARD_BY: Duration = Duration::from_secs(2);
@@ -109,6 +112,15 @@ pub(crate) fn open(object: &Object) -> Result<()> {
         u64::from_le_bytes(random)
     );
     let listener = socket::serve(&name).map_err(|errno| failed("listening on a socket", errno))?;
+    let spawned = std::thread::Builder::new()
+        .name("device-service".to_owned())
+        .spawn(move || serve(&listener));
+    spawned.map_err(|error| {
+        Error::new(
+            ErrorKind::System,
+            format!("starting a thread that lends device memory: {error}"),
+        )
+    })?;
     for (word, part) in name.as_bytes().chunks(8).enumerate() {
         let mut eight = [0; 8];
         eight[..part.len()].copy_from_slice(part);
@@ -120,15 +132,12 @@ pub(crate) fn open(object: &Object) -> Result<()> {
     object
         .word(station::SOCKET)
         .store(name.len() as u64, Ordering::Release);
-    let spawned = std::thread::Builder::new()
-        .name("device-service".to_owned())
-        .spawn(move || serve(&listener));
-    spawned.map(drop).map_err(|error| {
-        Error::new(
-            ErrorKind::System,
-            format!("starting a thread that lends device memory: {error}"),
-        )
-    })
+    Ok(())
+}
+
+/// Whether this process, whose station it is, listens for visitors.
+pub(crate) fn is_open(object: &Object) -> bool {
+    object.word(station::SOCKET).load(Ordering::Relaxed) != 0
 }
 
 fn serve(listener: &OwnedFd) {
@@ -251,10 +260,12 @@ fn fulfil(request: Request) -> Result<OwnedFd> {
         return Err(malformed("a request that does not fit the block"));
     }
     let device = memory.device;
-    let place = Place::Home(memory, hub.station()?);
-    if place.turn(index) != request.turn {
+    let place = Place::Home(memory.clone(), hub.station()?);
+    // Who asked holds the tensor, but may have died since.
+    let copying = memory.begin_copy(index, || place.turn(index) == request.turn);
+    let Some(_copying) = copying else {
         return Err(malformed("a block that was given to somebody else since"));
-    }
+    };
     // This thread waits, and no stream: were the writer killed, memory of this process would stay behind that. Nobody waits for
     // the answer any longer than that.
     place.wait_for_writer(index, PATIENCE)?;
@@ -291,8 +302,27 @@ fn ask(visited: &Visited, pid: u32, request: Request, patience: Duration) -> Res
 
 fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -> Result<OwnedFd> {
     let object = &visited.object;
-    let length = object.word(station::SOCKET).load(Ordering::Acquire) as usize;
-    if length == 0 || length > NAME {
+    let late = || {
+        Error::new(
+            ErrorKind::TimedOut,
+            format!(
+                "process {pid} was asked for device memory and has not answered within {patience:?}; it may be stopped"
+            ),
+        )
+    };
+    let mut wait = Patience::new(patience);
+    let may_come = |wait: &mut Patience| {
+        !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin)
+    };
+    let length = loop {
+        match object.word(station::SOCKET).load(Ordering::Acquire) as usize {
+            // It had no thread for that, and looks twice a second whether it can have one.
+            0 if may_come(&mut wait) => std::thread::sleep(Duration::from_millis(1)),
+            0 => return Err(late()),
+            length => break length,
+        }
+    };
+    if length > NAME {
         return Err(malformed("a station that cannot be asked"));
     }
     let mut name: Vec<u8> = (0..length.div_ceil(8) as u64)
@@ -305,14 +335,6 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
         .collect();
     name.truncate(length);
     let name = String::from_utf8(name).map_err(|_| malformed("a station whose name is no text"))?;
-    let late = || {
-        Error::new(
-            ErrorKind::TimedOut,
-            format!(
-                "process {pid} was asked for device memory and has not answered within {patience:?}; it may be stopped"
-            ),
-        )
-    };
     let failed = |errno: Errno| {
         let hint = match errno {
             // No room among those who wait to be heard.
@@ -334,14 +356,12 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
             format!("asking process {pid} for device memory: {errno}{hint}"),
         )
     };
-    let mut wait = Patience::new(patience);
-    let mut may_come =
-        || !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin);
     let (bytes, descriptor) = loop {
         let visit = loop {
-            match socket::visit(&name, SLICE.min(patience)) {
+            let next = wait.next().saturating_duration_since(Instant::now());
+            match socket::visit(&name, next.clamp(BRIEF, SLICE)) {
                 // Many others wait to be heard.
-                Err(Errno::AGAIN) if may_come() => {}
+                Err(Errno::AGAIN) if may_come(&mut wait) => {}
                 other => break other.map_err(failed)?,
             }
         };
@@ -349,8 +369,8 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
         shm_core::failpoint!("device.ask.connected");
         let answered = socket::send(&visit, &request.to_bytes(), None).and_then(|()| {
             loop {
-                match socket::receive(&visit) {
-                    Err(Errno::AGAIN) if may_come() => {}
+                match socket::receive_until(&visit, wait.next().min(Instant::now() + SLICE)) {
+                    Err(Errno::AGAIN) if may_come(&mut wait) => {}
                     // It has gone.
                     Ok((bytes, _)) if bytes.is_empty() => break Err(Errno::CONNREFUSED),
                     other => break other,
@@ -369,7 +389,7 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
         if since.elapsed() < HEARD_BY || !object.arena().is_running(visited.origin) {
             return Err(failed(errno));
         }
-        if !may_come() {
+        if !may_come(&mut wait) {
             return Err(late());
         }
     };

@@ -3,8 +3,9 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
@@ -119,4 +120,18 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<(Vec<u8>, Option<OwnedFd>), E
     }
     bytes.truncate(received.bytes);
     Ok((bytes, descriptor))
+}
+
+/// As [`receive`], until then: `AGAIN` when nothing came, to the moment, which a time of the socket itself is not.
+pub(crate) fn receive_until(
+    socket: &OwnedFd,
+    then: Instant,
+) -> Result<(Vec<u8>, Option<OwnedFd>), Errno> {
+    let left = then.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).ok();
+    match poll(&mut [PollFd::new(socket, PollFlags::IN)], left.as_ref()) {
+        Ok(0) | Err(Errno::INTR) => Err(Errno::AGAIN),
+        Ok(_) => receive(socket),
+        Err(errno) => Err(errno),
+    }
 }

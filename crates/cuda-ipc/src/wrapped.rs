@@ -95,7 +95,8 @@ impl Hub {
             if !is_any {
                 continue;
             }
-            let take = || pool.lock().take_wrapped(true, may_go);
+            let goes = |memory: &Arc<Memory>| may_go(memory) && memory.begin_to_go();
+            let take = || pool.lock().take_wrapped(true, goes);
             let gone = match held {
                 true => rest::while_held(device, None, take).ok(),
                 false => rest::while_calm(device, Some(Instant::now()), take),

@@ -1,6 +1,6 @@
 //! Memory that its origin wants back from those who have it open, and memory that nobody can give back.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cuda_emulator::{Driver, Knobs};
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, Options, Path, Stream};
@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     memory_that_is_given_back_is_closed_by_those_who_had_it_open,
     an_idle_process_closes_what_it_is_asked_to_close,
     a_full_device_gets_back_what_an_idle_process_has_open,
+    a_device_that_others_have_filled_is_told_full_at_once,
     memory_is_unmapped_only_when_this_process_is_done_with_it,
     memory_is_unmapped_only_when_this_process_is_done_with_what_it_dropped,
     what_was_known_of_processes_that_have_ended_is_forgotten_by_itself,
@@ -126,6 +127,44 @@ fn an_idle_process_closes_what_it_is_asked_to_close() {
     end.set();
     context.join().unwrap();
     all_is_well(session);
+}
+
+/// The stream of this process was made to wait for one that has been done for long, and nobody has looked since.
+fn a_device_that_others_have_filled_is_told_full_at_once() {
+    fn fill(_rank: usize, (to, end): (Sender<Bytes>, Event)) -> tensormp::Result<()> {
+        let all = Bytes::zeros([50 << 20])?;
+        to.put(Bytes::zeros([100])?)?;
+        end.wait()?;
+        drop(all);
+        cuda_ipc::close(Duration::from_secs(60))?;
+        Ok(())
+    }
+    let session = with(&Knobs::new().memory(64));
+    // What is tried once a process was tried.
+    drop(Bytes::zeros([1]).unwrap());
+    cuda_ipc::collect();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let end = Event::new().unwrap();
+    let mut context = spawn(fill, (to, end.clone()), 1).unwrap();
+    let theirs = from.get().unwrap();
+    session.settle();
+    let begun = Instant::now();
+    let error = Bytes::zeros([30 << 20]).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::OutOfMemory { .. }),
+        "{error}"
+    );
+    // Nobody was asked to close anything, and nothing is waited for.
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
+    drop(theirs);
+    cuda_ipc::collect();
+    end.set();
+    context.join().unwrap();
+    no_memory_is_left(session);
 }
 
 fn a_full_device_gets_back_what_an_idle_process_has_open() {

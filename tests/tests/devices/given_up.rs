@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cuda_ipc::{Device, DeviceTensor, Options, Path, PinnedTensor, SharedDeviceTensor};
+use cuda_ipc::{Device, DeviceTensor, Options, Path, PinnedTensor, Sealed, SharedDeviceTensor};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     events_of_a_stream_that_is_lost_give_way_to_others,
     an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin,
     who_makes_a_copy_for_another_process_does_not_stay_behind_the_dead,
+    a_block_that_is_copied_for_a_process_that_died_is_not_given_out_meanwhile,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -202,5 +203,37 @@ fn who_makes_a_copy_for_another_process_does_not_stay_behind_the_dead() {
     let error = reader.join().unwrap()[0].clone().unwrap();
     assert!(error.contains("has ended before its work"), "{error}");
     assert_eq!(cuda_ipc::stats().stuck.len(), 0);
+    no_memory_is_left(session);
+}
+
+fn a_block_that_is_copied_for_a_process_that_died_is_not_given_out_meanwhile() {
+    fn open(_rank: usize, from: Receiver<Sealed>) -> tensormp::Result<()> {
+        from.get()?.open()?;
+        Ok(())
+    }
+    let session = machine();
+    let tensor = Bytes::zeros([100]).unwrap().freeze();
+    let sealed = tensor.seal().unwrap();
+    session.settle();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    // As in another container: it asks this process for a copy, which is held back.
+    let visitor = builder().env("CUDA_EMULATOR_FAIL", "cuIpcOpenMemHandle_v2:201");
+    let mut visitor = visitor.spawn(open, from, 1).unwrap();
+    session.hold();
+    let me = std::process::id();
+    let copies = || session.calls_of(me).of("cuMemcpyDtoHAsync_v2");
+    let before = copies();
+    to.put(sealed).unwrap();
+    while copies() == before {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    visitor.kill();
+    assert!(visitor.join().is_err());
+    drop(tensor);
+    let mut next = Bytes::uninit([100]).unwrap();
+    next.clear().unwrap();
+    session.let_go();
+    assert_eq!(next.to_vec().unwrap(), [0; 100]);
+    drop(next);
     no_memory_is_left(session);
 }

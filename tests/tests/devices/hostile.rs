@@ -5,9 +5,10 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use cuda_emulator::{Feature, Knobs};
-use cuda_ipc::{DeviceTensor, Options, Path, SharedDeviceTensor};
+use cuda_ipc::{Device, DeviceTensor, Options, Path, SharedDeviceTensor, Stream};
 use integration_tests::{Test, resume, see_stopped, tests};
 use tensormp::prelude::*;
+use tensormp::spawn_api::builder;
 
 use crate::support::{machine, no_memory_is_left, with};
 
@@ -20,6 +21,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_process_without_descriptors_is_told_so_and_goes_on_when_it_has_some,
     a_process_without_descriptors_does_not_change_the_way_to_others,
     what_an_origin_could_not_do_for_once_does_not_change_the_way,
+    an_origin_that_had_no_thread_to_listen_with_has_one_later,
+    a_way_that_was_tried_without_room_for_files_is_tried_again,
 ];
 
 /// A device tensor in a message, as what it is made of: which way, the token's words, how the elements lie.
@@ -371,5 +374,53 @@ fn what_an_origin_could_not_do_for_once_does_not_change_the_way() {
     let next = Bytes::zeros([3]).unwrap();
     assert_eq!(next.path(), Path::Descriptor);
     drop((next, sender));
+    no_memory_is_left(session);
+}
+
+fn an_origin_that_had_no_thread_to_listen_with_has_one_later() {
+    type Part = (Sender<DeviceTensor<u8>>, Event);
+    fn send(_rank: usize, (to, end): Part) -> tensormp::Result<()> {
+        // A stream has its thread, in an emulated driver; and there is the one that looks twice a second.
+        Stream::of(Device::new(0)?)?.synchronize()?;
+        Arena::current()?.watch();
+        let resource = rustix::process::Resource::As;
+        let limit = rustix::process::getrlimit(resource);
+        let pages = std::fs::read_to_string("/proc/self/statm")?;
+        let pages: u64 = pages.split(' ').next().unwrap_or_default().parse().unwrap();
+        let mut tight = limit;
+        // Not enough for the stack of a thread.
+        tight.current = Some(pages * rustix::param::page_size() as u64 + (1 << 20));
+        rustix::process::setrlimit(resource, tight).unwrap();
+        let made = DeviceTensor::from_slice([100], &[5; 100]);
+        rustix::process::setrlimit(resource, limit).unwrap();
+        to.put(made?)?;
+        end.wait()?;
+        Ok(())
+    }
+    // Here no handle is opened, as in another container: its origin is asked for a copy.
+    let session = with(&Knobs::new().fail("cuIpcOpenMemHandle_v2", 201, None));
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let end = Event::new().unwrap();
+    let origin = builder()
+        .env("CUDA_EMULATOR_FAIL", "")
+        .env("TENSORMP_CUDA_PATH", "handle");
+    let mut origin = origin.spawn(send, (to, end.clone()), 1).unwrap();
+    let tensor = from.get().unwrap();
+    assert_eq!(tensor.to_vec().unwrap(), [5; 100]);
+    end.set();
+    origin.join().unwrap();
+    drop(tensor);
+    no_memory_is_left(session);
+}
+
+fn a_way_that_was_tried_without_room_for_files_is_tried_again() {
+    let session = machine();
+    let device = Device::new(0).unwrap();
+    let full = Full::new();
+    let probe = device.probe().unwrap();
+    assert_eq!(probe.handle, Ok(()));
+    assert!(probe.descriptor.is_err());
+    drop(full);
+    assert_eq!(device.probe().unwrap().descriptor, Ok(()));
     no_memory_is_left(session);
 }

@@ -9,12 +9,14 @@ mod dying;
 mod failing;
 mod given_up;
 mod guards;
+mod held_up;
 mod hostile;
 mod legacy;
 mod lifetime;
 mod lost;
 mod misuse;
 mod order;
+mod orphans;
 mod others;
 mod paths;
 mod pauses;
@@ -51,10 +53,12 @@ fn main() -> ExitCode {
         staged::TESTS,
         doctor::TESTS,
         hostile::TESTS,
+        orphans::TESTS,
         others::TESTS,
         views::TESTS,
         slots::TESTS,
         guards::TESTS,
+        held_up::TESTS,
     ];
     integration_tests::main_with_scenes(
         &suites.concat(),

@@ -91,17 +91,24 @@ impl Drop for Piece {
     }
 }
 
+/// Four elements of what was allocated elsewhere, cleared.
+pub(crate) fn piece<T: Element>(stream: &Stream, bytes: usize) -> DeviceTensor<T> {
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let address = driver.alloc(bytes).unwrap();
+    // SAFETY: the memory is there as long as its owner, and nobody else has it.
+    let piece = unsafe { DeviceTensor::wrap_raw(stream, [4], address, Piece(address)) };
+    let mut piece = piece.unwrap();
+    piece.clear().unwrap();
+    piece
+}
+
 fn who_wraps_piece_after_piece_gets_those_back_that_nobody_uses() {
     let session = with(&Knobs::new().memory(100));
     let stream = Stream::current().unwrap();
-    let driver = Driver::loaded();
-    driver.start(0).unwrap();
     for _ in 0..100 {
         // There is room for 25 of them.
-        let address = driver.alloc(4 << 20).unwrap();
-        // SAFETY: the memory is there as long as its owner.
-        let piece = unsafe { DeviceTensor::<u32>::wrap_raw(&stream, [4], address, Piece(address)) };
-        piece.unwrap().clear().unwrap();
+        drop(piece::<u32>(&stream, 4 << 20));
         stream.synchronize().unwrap();
     }
     no_memory_is_left(session);

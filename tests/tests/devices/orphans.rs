@@ -1,0 +1,209 @@
+//! Tensors of an origin that has ended, in memory that was mapped from its descriptor: its events are gone, and nobody can open
+//! one any more.
+
+use cuda_emulator::Session;
+use cuda_ipc::{DeviceTensor, ErrorKind, SharedDeviceTensor};
+use integration_tests::{Test, tests};
+use tensormp::prelude::*;
+use tensormp::spawn_api::builder;
+
+use crate::paths::kind_of;
+use crate::support::{machine, no_memory_is_left};
+
+pub(crate) const TESTS: &[Test] = &tests![
+    what_is_on_its_way_comes_though_its_origin_ends_in_peace,
+    what_is_on_its_way_comes_though_its_origin_is_killed_when_it_had_said_that_it_was_done,
+    what_is_on_its_way_and_was_not_written_is_an_error_of_its_writer,
+    what_has_no_origin_any_more_goes_round_among_those_who_have_it_open,
+];
+
+type Bytes = DeviceTensor<u8>;
+type Shared = SharedDeviceTensor<u8>;
+
+/// Says that it has sent everything, and is told to end.
+type Part = (Sender<Shared>, [Event; 3]);
+
+/// Sends two tensors of one allocation, each with an event of its own; the second is `late`.
+fn send_two(_rank: usize, (to, [ready, go, end]): Part) -> tensormp::Result<()> {
+    let source = DeviceTensor::from_slice([100], &[1; 100])?;
+    let mut second = Bytes::zeros([100])?;
+    let stream = second.stream().clone();
+    to.put(Bytes::zeros([100])?.freeze())?;
+    stream.synchronize()?;
+    ready.set();
+    go.wait()?;
+    second.copy_from(&source)?;
+    to.put(second.freeze())?;
+    drop(source);
+    ready.set();
+    end.wait()?;
+    stream.synchronize()?;
+    ready.set();
+    std::thread::sleep(std::time::Duration::from_secs(60));
+    Ok(())
+}
+
+struct Origin {
+    context: SpawnContext<()>,
+    from: Receiver<Shared>,
+    events: [Event; 3],
+    first: Shared,
+}
+
+/// One of whose memory this process has a tensor, and which is about to write and send another one of the same allocation.
+fn origin() -> Origin {
+    let (to, from) = Queue::bounded(2).unwrap().split();
+    let events = [(); 3].map(|()| Event::new().unwrap());
+    let part: Part = (to, events.clone());
+    let context = builder().env("TENSORMP_CUDA_PATH", "descriptor").apart();
+    let context = context.spawn(send_two, part, 1).unwrap();
+    let first = from.get().unwrap();
+    // It is open now.
+    assert_eq!(first.to_vec().unwrap(), [0; 100]);
+    let origin = Origin {
+        context,
+        from,
+        events,
+        first,
+    };
+    origin.is_ready();
+    origin
+}
+
+impl Origin {
+    fn is_ready(&self) {
+        let [ready, ..] = &self.events;
+        ready.wait().unwrap();
+        ready.clear();
+    }
+
+    /// It sends the second.
+    fn sends(&self) {
+        self.events[1].set();
+        self.is_ready();
+    }
+
+    /// It is killed; what is received then.
+    fn dies(&mut self, session: &Session) -> tensormp::mp_queue::Result<Shared> {
+        self.context.kill();
+        assert!(self.context.join().is_err());
+        // The driver has taken back all that it had.
+        assert_eq!(session.live().processes, 1);
+        self.from.get()
+    }
+
+    fn ends(self, session: Session) {
+        assert_eq!(self.first.to_vec().unwrap(), [0; 100]);
+        drop(self);
+        cuda_ipc::collect();
+        no_memory_is_left(session);
+    }
+}
+
+fn what_is_on_its_way_comes_though_its_origin_ends_in_peace() {
+    fn send_three(_rank: usize, (to, end): (Sender<Shared>, Event)) -> tensormp::Result<()> {
+        for value in 0..3_u8 {
+            to.put(DeviceTensor::from_slice([100], &[value; 100])?.freeze())?;
+        }
+        end.wait()?;
+        Ok(())
+    }
+    let session = machine();
+    let (to, from) = Queue::bounded(3).unwrap().split();
+    let end = Event::new().unwrap();
+    let context = builder().env("TENSORMP_CUDA_PATH", "descriptor");
+    let mut context = context.spawn(send_three, (to, end.clone()), 1).unwrap();
+    let first = from.get().unwrap();
+    assert_eq!(first.to_vec().unwrap(), [0; 100]);
+    end.set();
+    context.join().unwrap();
+    assert_eq!(session.live().processes, 1);
+    for value in 1..3 {
+        assert_eq!(from.get().unwrap().to_vec().unwrap(), [value; 100]);
+    }
+    drop(first);
+    cuda_ipc::collect();
+    no_memory_is_left(session);
+}
+
+fn what_is_on_its_way_comes_though_its_origin_is_killed_when_it_had_said_that_it_was_done() {
+    let session = machine();
+    let mut origin = origin();
+    origin.sends();
+    origin.events[2].set();
+    origin.is_ready();
+    let second = origin.dies(&session).unwrap();
+    assert_eq!(second.to_vec().unwrap(), [1; 100]);
+    drop(second);
+    origin.ends(session);
+}
+
+fn what_is_on_its_way_and_was_not_written_is_an_error_of_its_writer() {
+    let session = machine();
+    let mut origin = origin();
+    session.hold();
+    origin.sends();
+    let error = origin.dies(&session).unwrap_err();
+    assert_eq!(kind_of(&error), Some(ErrorKind::WriterGone), "{error}");
+    session.let_go();
+    origin.ends(session);
+}
+
+fn what_has_no_origin_any_more_goes_round_among_those_who_have_it_open() {
+    type Both = (Bytes, Shared, Vec<Bytes>);
+    fn send(_rank: usize, (to, opened): ([Sender<Both>; 2], Event)) -> tensormp::Result<()> {
+        let shared = DeviceTensor::from_slice([100], &[7; 100])?.freeze();
+        let make = || Bytes::zeros([100]);
+        let many = (0..3).map(|_| make()).collect::<Result<_, _>>()?;
+        to[0].put((make()?, shared, many))?;
+        to[1].put((make()?, make()?.freeze(), Vec::new()))?;
+        opened.wait()?;
+        Ok(())
+    }
+    /// Has the memory open, and none of the events of what comes then.
+    fn write(
+        _rank: usize,
+        (once, from, back, opened): (Receiver<Both>, Receiver<Both>, Sender<Both>, Event),
+    ) -> tensormp::Result<()> {
+        let (held, ..) = once.get()?;
+        assert_eq!(held.to_vec()?, [0; 100]);
+        opened.set();
+        for (mut own, shared, mut many) in &from {
+            assert_eq!(shared.to_vec()?, [7; 100]);
+            for one in many.iter_mut().chain([&mut own]) {
+                let next: Vec<_> = one.to_vec()?.iter().map(|x| x + 1).collect();
+                one.copy_from(&DeviceTensor::from_slice([100], &next)?)?;
+            }
+            back.put((own, shared, many))?;
+        }
+        Ok(())
+    }
+    let session = machine();
+    let (to_me, for_me) = Queue::bounded(1).unwrap().split();
+    let (to_other, for_other) = Queue::bounded(1).unwrap().split();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let (back, returned) = Queue::bounded(1).unwrap().split();
+    let opened = Event::new().unwrap();
+    let part = (for_other, from, back, opened.clone());
+    let mut other = builder().spawn(write, part, 1).unwrap();
+    let origin = builder().env("TENSORMP_CUDA_PATH", "descriptor");
+    let part = ([to_me, to_other], opened);
+    let mut origin = origin.spawn(send, part, 1).unwrap();
+    let (mut own, mut shared, mut many) = for_me.get().unwrap();
+    own.clear().unwrap();
+    origin.join().unwrap();
+    // The driver has taken back all that it had.
+    assert_eq!(session.live().processes, 2);
+    for round in 0..5 {
+        to.put((own, shared, many)).unwrap();
+        (own, shared, many) = returned.get().unwrap();
+        for one in many.iter().chain([&own]) {
+            assert_eq!(one.to_vec().unwrap(), [round + 1; 100]);
+        }
+    }
+    drop(to);
+    other.join().unwrap();
+    drop((own, shared, many));
+    cuda_ipc::collect();
+    no_memory_is_left(session);
+}
