@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -22,10 +22,9 @@ use crate::memory::Memory;
 use crate::options::options;
 use crate::place::{Late, Place};
 use crate::pool::{BlockRef, Pool, class_of};
-use crate::staging::CopyId;
+use crate::staging::{Copied, CopyId};
 use crate::stats::{COUNTERS, Peer};
 use crate::stream::Stream;
-use crate::using::Use;
 use crate::visited::Visited;
 
 /// What the thread that watches the arena does twice a second: it waits for nobody.
@@ -34,6 +33,7 @@ fn look() {
         && check_not_forked().is_ok()
     {
         crate::numbers::look();
+        crate::kept::look();
         crate::later::look(hub);
     }
 }
@@ -55,7 +55,7 @@ pub(crate) struct Hub {
     pub(crate) visited: Mutex<HashMap<[u64; 2], Arc<Visited>>>,
     pub(crate) peers: Mutex<Vec<(Owner, Peer)>>,
     /// Blocks of this process that are copies of storages of others, by the copies' names.
-    pub(crate) copies: Mutex<HashMap<CopyId, Weak<Use>>>,
+    pub(crate) copies: Mutex<HashMap<CopyId, Copied>>,
 }
 
 /// How long a full device waits for others to be done with what they let go of.

@@ -45,6 +45,7 @@ mod in_the_way;
 #[cfg(feature = "cudarc")]
 mod interop;
 mod joint;
+mod kept;
 mod later;
 mod layout;
 mod ledger;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use shm_core::{Element, Tensor};
@@ -39,6 +40,8 @@ pub struct PinnedTensor<T: Element> {
     outcome: Result<(), String>,
     /// Behind the copies that read the tensor; by device.
     reading: Mutex<BTreeMap<u32, Reading>>,
+    /// A copy was begun of which no event tells, and whose stream could not be waited for.
+    is_read_for_ever: AtomicBool,
 }
 
 impl<T: Element> PinnedTensor<T> {
@@ -66,6 +69,7 @@ impl<T: Element> PinnedTensor<T> {
             region,
             outcome,
             reading: Mutex::default(),
+            is_read_for_ever: AtomicBool::new(false),
         })
     }
 
@@ -141,14 +145,16 @@ impl<T: Element> PinnedTensor<T> {
         }
         *latest = Some(stream.clone());
         // SAFETY: the tensor is held and not written before the event recorded next has happened, see `wait`; if recording
-        // fails, the stream is waited for.
+        // fails, the stream is waited for; if that fails too, the tensor is held and not written any more.
         unsafe {
             self.driver
                 .write_later(stream.raw()?, address, bytes_of(from))
         }?;
         if let Err(error) = self.driver.record(event, stream.raw()?) {
-            stream.synchronize()?;
-            return Err(error);
+            let done = stream.synchronize();
+            self.is_read_for_ever
+                .fetch_or(done.is_err(), Ordering::AcqRel);
+            return done.and(Err(error));
         }
         Ok(())
     }
@@ -158,6 +164,13 @@ impl<T: Element> PinnedTensor<T> {
     /// # Errors
     /// `WriterGone` when a copy waits for a process that has died, and never comes to its end; what the driver answers.
     pub fn wait(&self) -> Result<()> {
+        if self.is_read_for_ever.load(Ordering::Acquire) {
+            return Err(Error::new(
+                ErrorKind::WriterGone,
+                "a copy of a pinned tensor was begun whose end could neither be noted nor waited for, behind a process that has died or on a device that has \
+                 failed; a device may read the tensor as long as this process lives",
+            ));
+        }
         for (event, latest) in self.reading.lock().values() {
             let mut pause = std::time::Duration::from_micros(20);
             while !self.driver.has_happened(event)? {

@@ -305,35 +305,29 @@ impl Place {
         stream.synchronize()
     }
 
-    /// Says that this process may have work on the block for as long as it lives.
-    pub(crate) fn keep(&self, index: u32) -> Result<()> {
+    /// Says that this process may have work on the block for as long as it lives; `false` where there is no room to say so, now.
+    pub(crate) fn keep(&self, index: u32) -> bool {
         let kept = Mark::Kept(self.me());
-        for word in block::RELEASES {
+        let has_happened = |id| {
+            let event = self.event(id)?;
+            event.driver().has_happened(event.raw()?)
+        };
+        block::RELEASES.into_iter().any(|word| {
             let record = record(self.object(), index, word);
             // As it is: several words say nothing.
             let now = record.load(Ordering::Acquire);
             let is_over = match Mark::from_word(now) {
                 Mark::None => true,
                 // The event is lost to its origin, and there is one for each such block at most.
-                Mark::Recorded(id, _) => {
-                    let event = self.event(id)?;
-                    event.driver().has_happened(event.raw()?)?
-                }
+                Mark::Recorded(id, _) => has_happened(id).unwrap_or(false),
                 _ => false,
             };
             // Release: pairs with the acquire in `mark`; the reference to the token goes after it.
-            if is_over
+            is_over
                 && record
                     .compare_exchange(now, kept.to_word(), Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
-            {
-                return Ok(());
-            }
-        }
-        Err(Error::new(
-            ErrorKind::WriterGone,
-            "a stream that waits for the dead has work on a block, and there is no room to say so",
-        ))
+        })
     }
 
     /// Makes sure that everybody is done who used the block, and clears what they said: before it is written again. Only who

@@ -9,6 +9,7 @@ mod dying;
 mod given_up;
 mod guards;
 mod hostile;
+mod kept;
 mod legacy;
 mod lifetime;
 mod lost;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         closing::TESTS,
         lost::TESTS,
         given_up::TESTS,
+        kept::TESTS,
         legacy::TESTS,
         registered::TESTS,
         dying::TESTS,
