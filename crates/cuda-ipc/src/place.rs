@@ -307,7 +307,7 @@ impl Place {
 
     /// Says that this process may have work on the block for as long as it lives; `false` where there is no room to say so, now.
     pub(crate) fn keep(&self, index: u32) -> bool {
-        let kept = Mark::Kept(self.me());
+        let me = self.me();
         let has_happened = |id| {
             let event = self.event(id)?;
             event.driver().has_happened(event.raw()?)
@@ -316,17 +316,18 @@ impl Place {
             let record = record(self.object(), index, word);
             // As it is: several words say nothing.
             let now = record.load(Ordering::Acquire);
-            let is_over = match Mark::from_word(now) {
-                Mark::None => true,
-                // The event is lost to its origin, and there is one for each such block at most.
-                Mark::Recorded(id, _) => has_happened(id).unwrap_or(false),
-                _ => false,
+            let kept = match Mark::from_word(now) {
+                Mark::None => Mark::Kept(me, None),
+                Mark::Bound(id) => Mark::Kept(me, Some(id)),
+                Mark::Recorded(id, _) if has_happened(id).unwrap_or(false) => {
+                    Mark::Kept(me, Some(id))
+                }
+                _ => return false,
             };
             // Release: pairs with the acquire in `mark`; the reference to the token goes after it.
-            is_over
-                && record
-                    .compare_exchange(now, kept.to_word(), Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
+            record
+                .compare_exchange(now, kept.to_word(), Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
         })
     }
 
@@ -340,7 +341,7 @@ impl Place {
             let mark = self.mark(index, word);
             let (id, by) = match mark {
                 Mark::Recorded(id, by) | Mark::Joint(id, by) => (id, by),
-                Mark::Kept(who) if self.object().arena().is_present(who) => return Ok(false),
+                Mark::Kept(who, _) if self.object().arena().is_present(who) => return Ok(false),
                 Mark::Lent(_) => {
                     self.take_lent(index, word, mark);
                     continue;
@@ -443,7 +444,7 @@ impl Place {
                     self.set(index, word, Mark::None);
                     station.give_back(id);
                     found = true;
-                } else if let Mark::Joint(..) | Mark::Kept(_) = mark {
+                } else if let Mark::Joint(..) | Mark::Kept(..) = mark {
                     self.set(index, word, Mark::None);
                     found = true;
                 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cuda_emulator::Knobs;
-use cuda_ipc::{Device, DeviceTensor, ErrorKind, PinnedTensor, SharedDeviceTensor};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, Options, PinnedTensor, SharedDeviceTensor};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
@@ -63,6 +63,8 @@ fn copy_behind_the_dead(
 /// There are five words to say that a holder is done, and the work of five is still to be done when the sixth lets go.
 fn a_reader_behind_the_dead_that_has_no_word_left_keeps_the_memory() {
     let session = machine();
+    // As many as it takes for one tensor with all words, and another one.
+    Options::new().events(7).install().unwrap();
     let tensor = Bytes::zeros([100]).unwrap().freeze();
     let to_one = |tensor: &Shared| {
         let (to, from) = Queue::bounded(1).unwrap().split();
@@ -122,6 +124,7 @@ fn a_reader_behind_the_dead_that_has_no_word_left_keeps_the_memory() {
         context.kill();
         assert!(context.join().is_err());
     }
+    crate::given_up::see_all_events(crate::given_up::send_two);
     no_memory_is_left(session);
 }
 
