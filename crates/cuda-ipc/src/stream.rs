@@ -91,9 +91,10 @@ impl Stream {
         raw: RawStream,
         borrowed: Option<usize>,
     ) -> Result<Self> {
-        // Those of this crate are not.
-        let is_blocking = || Ok(borrowed.is_some() && driver.is_blocking(&raw)?);
-        let awaits = crate::numbers::of(driver, device, borrowed, is_blocking)?;
+        let awaits = match borrowed {
+            Some(_) => crate::numbers::of_borrowed(driver, device, &raw)?,
+            None => crate::numbers::of_new(driver, device)?,
+        };
         let inner = Arc::new(Inner {
             driver,
             device,
@@ -405,6 +406,12 @@ impl Stream {
     #[cfg(feature = "cudarc")]
     pub(crate) fn company(&self) -> Arc<crate::company::Company> {
         self.0.awaits.company.clone()
+    }
+
+    /// By which the driver tells it from others that had its handle.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn id(&self) -> Option<u64> {
+        self.0.awaits.borrowed.and_then(|borrowed| borrowed.id)
     }
 
     /// Whether somebody else made it, and will destroy it.

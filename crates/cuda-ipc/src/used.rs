@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, SyncOnDrop};
 use parking_lot::Mutex;
 
+use crate::awaits::Borrowed;
 use crate::company::Company;
 use crate::device::Device;
 use crate::driver::RawEvent;
@@ -21,6 +22,8 @@ use crate::stream::Stream;
 pub(crate) struct Used {
     /// The driver's pointer of the stream.
     pub(crate) stream: usize,
+    /// By which it is told from others that had its pointer.
+    id: Option<u64>,
     event: CudaEvent,
     /// The stream, in a context that records; none where it is of a context that is no device's primary one.
     through: Option<Arc<CudaStream>>,
@@ -33,10 +36,10 @@ impl Used {
     pub(crate) fn new(stream: &CudaStream, device: Device) -> Result<Self> {
         let raw = stream.cu_stream().addr();
         // SAFETY: it is used in this call only, for which the stream is borrowed.
-        let company = match unsafe { Stream::from_raw(device, raw) } {
-            Ok(theirs) => theirs.company(),
+        let (id, company) = match unsafe { Stream::from_raw(device, raw) } {
+            Ok(theirs) => (theirs.id(), theirs.company()),
             // That of this thread takes part as well.
-            Err(_) => Company::of_blocking(device),
+            Err(_) => (None, Company::of_blocking(device)),
         };
         let recording = recording(device)?;
         let is_same = *recording.context == **stream.context();
@@ -50,6 +53,7 @@ impl Used {
         };
         Ok(Self {
             stream: raw,
+            id,
             event: context.new_event(None).map_err(told)?,
             through,
             company,
@@ -67,7 +71,11 @@ impl Used {
     pub(crate) fn is_waited_for_by(&self, stream: &Stream, device: Device) -> Result<()> {
         // SAFETY: the event is cudarc's, and lives as long as this.
         let event = unsafe { RawEvent::made(device.ordinal(), self.event.cu_event().addr()) };
-        let awaited = crate::numbers::awaited_by(device, self.stream);
+        let theirs = Borrowed {
+            raw: self.stream,
+            id: self.id,
+        };
+        let awaited = crate::numbers::awaited_by(device, theirs);
         stream.wait_behind(&event, awaited.unwrap_or_else(|| self.company.all()))
     }
 

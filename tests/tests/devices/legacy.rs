@@ -58,7 +58,7 @@ fn use_the_default_stream_of_cuda() {
 }
 
 /// A process that is about to write a tensor, for which this stream waits now.
-fn late_in(stream: &Stream, session: &Session) -> (SpawnContext<()>, Shared) {
+pub(crate) fn late_in(stream: &Stream, session: &Session) -> (SpawnContext<()>, Shared) {
     let (sender, receiver) = Queue::bounded(4).unwrap().split();
     let (ready, go) = (Event::new().unwrap(), Event::new().unwrap());
     let writer = spawn(promise, (sender, ready.clone(), go.clone()), 1).unwrap();

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+mod again;
 mod closing;
 mod company;
 mod doctor;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         given_up::TESTS,
         kept::TESTS,
         legacy::TESTS,
+        again::TESTS,
         registered::TESTS,
         dying::TESTS,
         peace::TESTS,
