@@ -52,7 +52,6 @@ impl Hub {
             let Some(device) = pool.lock().device() else {
                 continue;
             };
-            let mut gone = Vec::new();
             let mut wait = Patience::new(SETTLED_BY);
             // As for what is closed: that work is done is seen a moment later.
             loop {
@@ -69,8 +68,14 @@ impl Hub {
                     });
                     let (others, own): (Vec<_>, Vec<_>) =
                         unused.into_iter().partition(|memory| memory.is_wrapped());
-                    freed += own.iter().map(|memory| self.give_up(memory)).sum::<u64>();
-                    gone.extend(others);
+                    let give_up = |all: &[Arc<Memory>]| {
+                        let bytes = all.iter().map(|memory| self.give_up(memory));
+                        bytes.sum::<u64>()
+                    };
+                    freed += give_up(&own);
+                    if !others.is_empty() {
+                        freed += rest::dropping(device, || give_up(&others));
+                    }
                 };
                 if self.at_rest(device, until, held, free).is_none() {
                     // Others can close it meanwhile.
@@ -86,10 +91,6 @@ impl Hub {
                     break;
                 }
                 std::thread::sleep(Duration::from_micros(50));
-            }
-            // Whoever made it may do anything when it goes.
-            for memory in gone {
-                freed += self.give_up(&memory);
             }
         }
         freed

@@ -50,22 +50,24 @@ impl Hub {
             if !is_any {
                 continue;
             }
-            let take = || pool.lock().take_wrapped(true, may_go);
-            let gone = match held {
-                true => rest::while_held(device, None, take).ok(),
-                false => rest::while_calm(device, Some(Instant::now()), take),
+            let drop_all = || {
+                let gone = pool.lock().take_wrapped(true, may_go);
+                rest::dropping(device, || gone.iter().for_each(|one| self.drop_owner(one)));
             };
-            stays |= gone.is_none();
-            // Whoever made it may do anything when it goes, and that is no business of who happens to come by.
-            for memory in gone.unwrap_or_default() {
-                if catch_unwind(AssertUnwindSafe(|| self.give_up(&memory))).is_err() {
-                    tracing::error!(
-                        "the owner of wrapped device memory panicked when it was dropped"
-                    );
-                }
-            }
+            let dropped = match held {
+                true => rest::while_held(device, None, drop_all).ok(),
+                false => rest::while_calm(device, Some(Instant::now()), drop_all),
+            };
+            stays |= dropped.is_none();
         }
         stays
+    }
+
+    /// Whoever made it may do anything when it goes, and that is no business of who happens to come by.
+    fn drop_owner(&self, memory: &Arc<Memory>) {
+        if catch_unwind(AssertUnwindSafe(|| self.give_up(memory))).is_err() {
+            tracing::error!("the owner of wrapped device memory panicked when it was dropped");
+        }
     }
 
     fn is_done_with(&self, memory: &Arc<Memory>) -> bool {

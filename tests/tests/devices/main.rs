@@ -16,6 +16,7 @@ mod lifetime;
 mod lost;
 mod order;
 mod others;
+mod owners;
 mod paths;
 mod pauses;
 mod peace;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         doctor::TESTS,
         hostile::TESTS,
         others::TESTS,
+        owners::TESTS,
         views::TESTS,
         slots::TESTS,
         guards::TESTS,

@@ -282,6 +282,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "streams and device memory that the test itself makes",
     ),
     (
+        "tests/tests/devices/owners.rs",
+        "memory that the test itself makes, and wraps",
+    ),
+    (
         "tests/tests/devices/others.rs",
         "device memory that the test itself allocates",
     ),
