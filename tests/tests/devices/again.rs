@@ -5,8 +5,8 @@ use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 
+use crate::behind::dies;
 use crate::legacy::late_in;
-use crate::lost::dies;
 use crate::support::with;
 
 pub(crate) const TESTS: &[Test] = &tests![

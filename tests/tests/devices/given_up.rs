@@ -7,7 +7,7 @@ use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
-use crate::lost::{Behind, behind, dies};
+use crate::behind::{Behind, behind, dies};
 use crate::support::{machine, no_memory_is_left};
 
 pub(crate) const TESTS: &[Test] = &tests![

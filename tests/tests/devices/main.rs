@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 mod again;
+mod behind;
 mod closing;
 mod company;
 mod doctor;
