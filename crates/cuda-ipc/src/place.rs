@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use shm_core::object::Object;
+use shm_core::patience::Patience;
 use shm_core::word::Owner;
 use smallvec::SmallVec;
 
@@ -201,7 +202,7 @@ impl Place {
     pub(crate) fn wait_for_writer(&self, index: u32, patience: Duration) -> Result<()> {
         match self.mark(index, block::READY) {
             Mark::Recorded(id, by) | Mark::Joint(id, by) => {
-                self.wait_here(&*self.event(id)?, by, patience)
+                self.wait_patiently(&*self.event(id)?, by, patience)
             }
             Mark::Done(_) => Ok(()),
             _ => Err(unwritten()),
@@ -228,14 +229,29 @@ impl Place {
         }
         match options().gate {
             Gate::Stream => stream.wait_for_event(&event, by, arena),
-            Gate::Host(patience) => self.wait_here(&event, by, patience),
+            Gate::Host(timeout) => {
+                // As its user has said.
+                let begun = Instant::now();
+                self.wait_here(&event, by, timeout, |now| now - begun >= timeout)
+            }
         }
     }
 
+    /// As [`wait_here`](Self::wait_here), for as long as it takes one that has its turns.
+    fn wait_patiently(&self, event: &Event, by: By, patience: Duration) -> Result<()> {
+        let mut wait = Patience::new(patience);
+        self.wait_here(event, by, patience, |now| wait.is_over(now))
+    }
+
     /// Waits until what a process recorded has happened.
-    fn wait_here(&self, event: &Event, by: By, patience: Duration) -> Result<()> {
+    fn wait_here(
+        &self,
+        event: &Event,
+        by: By,
+        patience: Duration,
+        mut is_over: impl FnMut(Instant) -> bool,
+    ) -> Result<()> {
         let (driver, arena) = (event.driver(), self.object().arena());
-        let begun = Instant::now();
         let mut doubt = Doubt::default();
         let record = Record::latest(arena, by);
         let mut pause = Duration::from_micros(20);
@@ -249,7 +265,7 @@ impl Place {
             if doubt.look(arena, &record).is_some() && !driver.has_happened(event.raw()?)? {
                 return Err(self.writer_gone(by.who));
             }
-            if begun.elapsed() >= patience {
+            if is_over(Instant::now()) {
                 return Err(Error::new(
                     ErrorKind::TimedOut,
                     format!(
@@ -404,7 +420,7 @@ impl Place {
         match (late, options().gate) {
             (Late::WaitsFor(_), Gate::Stream) if is_here => is_waited_for(),
             (Late::IsLeft, _) if is_here => driver.has_happened(event.raw()?),
-            (Late::WaitsFor(patience), _) => match self.wait_here(&event, by, patience) {
+            (Late::WaitsFor(patience), _) => match self.wait_patiently(&event, by, patience) {
                 Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(false),
                 // Lost, by one that lives.
                 Err(_) if arena.is_running(by.who) => Ok(false),

@@ -24,14 +24,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
 use crate::layout::{malformed, station};
 use crate::place::Place;
-use crate::silence::PATIENCE;
+use crate::silence::{PATIENCE, SLICE};
 use crate::socket::{self, LONGEST};
 use crate::stream::Stream;
 use crate::visited::Visited;
 
 /// The longest name: eight words of the station.
 const NAME: usize = 64;
-const SLICE: Duration = Duration::from_millis(200);
 
 /// How long a visitor may take to say what it wants.
 const HEARD_BY: Duration = Duration::from_secs(2);
@@ -335,8 +334,12 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
         )
     };
     let mut wait = Patience::new(patience);
-    let mut may_come =
-        || !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin);
+    let mut may_come = || {
+        let now = Instant::now();
+        // For others who wait for it.
+        visited.silence.look(now);
+        !wait.is_over(now) && object.arena().is_running(visited.origin)
+    };
     let (bytes, descriptor) = loop {
         let visit = loop {
             match socket::visit(&name, SLICE.min(patience)) {
@@ -424,8 +427,7 @@ pub(crate) fn fetch_copy(
     memory: [u64; 2],
     part: Part,
 ) -> Result<Vec<u8>> {
-    let now = Instant::now();
-    let patience = visited.silence.until(now) - now;
+    let patience = visited.silence.left(Instant::now());
     let descriptor = ask(
         visited,
         pid,
