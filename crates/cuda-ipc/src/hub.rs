@@ -193,12 +193,12 @@ impl Hub {
                 return Ok(false);
             }
             let last = block.memory.take_after(block.index);
-            let waits = last.iter().try_for_each(|last| stream.wait_for(last));
+            let waits = last
+                .iter()
+                .try_for_each(|last| last.is_waited_for_by(stream));
             if waits.is_err() {
                 // Whoever comes next waits for them.
-                block
-                    .memory
-                    .used_by(block.index, last.into_iter().collect());
+                block.memory.put_after(block.index, last);
             }
             waits.map(|()| true)
         })();

@@ -6,21 +6,22 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use shm_core::{Element, Tensor};
 
+use crate::awaits::Awaits;
 use crate::bytes::bytes_of;
 use crate::device::of_device;
 use crate::driver::{Driver, RawEvent, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::regions;
-use crate::stream::Stream;
 use crate::tensor::DeviceTensor;
 
-/// An event behind copies, and the stream in which it was recorded last, which waits for those before.
-type Reading = (RawEvent, Option<Stream>);
+/// An event behind copies, and what the stream waits for in which it was recorded last, and which waits for those before.
+type Reading = (RawEvent, Option<Arc<Awaits>>);
 
 /// A tensor of the arena that is registered with the driver, if that could be had; see [`outcome`](Self::outcome).
 ///
@@ -138,12 +139,14 @@ impl<T: Element> PinnedTensor<T> {
         };
         // Copies of one device through different streams: the event is behind all of them. Of one that is over it is of no
         // interest what became of its stream since.
-        if let Some(other) = latest.as_ref().filter(|latest| !latest.same(&stream))
+        if let Some(other) = latest
+            .as_ref()
+            .filter(|latest| !Arc::ptr_eq(latest, stream.awaits()))
             && !self.driver.has_happened(event)?
         {
-            stream.wait_for_recorded(event, std::slice::from_ref(other))?;
+            stream.wait_for_recorded(event, other)?;
         }
-        *latest = Some(stream.clone());
+        *latest = Some(stream.awaits().clone());
         // SAFETY: the tensor is held and not written before the event recorded next has happened, see `wait`; if recording
         // fails, the stream is waited for; if that fails too, the tensor is held and not written any more.
         unsafe {
@@ -174,7 +177,7 @@ impl<T: Element> PinnedTensor<T> {
         for (event, latest) in self.reading.lock().values() {
             let mut pause = std::time::Duration::from_micros(20);
             while !self.driver.has_happened(event)? {
-                latest.as_ref().map_or(Ok(()), Stream::check)?;
+                latest.as_ref().map_or(Ok(()), |latest| latest.check())?;
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(std::time::Duration::from_millis(1));
             }

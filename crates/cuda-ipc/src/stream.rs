@@ -330,11 +330,11 @@ impl Stream {
         self.wait_behind(event, other.0.awaits.all())
     }
 
-    /// What is put into this stream from now on waits for an event of this process, behind work in those streams.
-    pub(crate) fn wait_for_recorded(&self, event: &RawEvent, recorded_in: &[Self]) -> Result<()> {
-        recorded_in.iter().try_for_each(Self::check)?;
-        let all = recorded_in.iter().flat_map(|other| other.0.awaits.all());
-        self.wait_behind(event, all.collect())
+    /// What is put into this stream from now on waits for an event of this process, behind what is in a stream that waits for
+    /// that: it may be gone.
+    pub(crate) fn wait_for_recorded(&self, event: &RawEvent, recorded_in: &Awaits) -> Result<()> {
+        recorded_in.check()?;
+        self.wait_behind(event, recorded_in.all())
     }
 
     /// What is put into this stream from now on waits for an event of this process, behind what is `inherited`.
@@ -400,6 +400,11 @@ impl Stream {
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
             || (self.device() == other.device() && self.as_raw() == other.as_raw())
+    }
+
+    /// What it waits for.
+    pub(crate) fn awaits(&self) -> &Arc<Awaits> {
+        &self.0.awaits
     }
 
     /// With which other streams it is ordered by the driver.

@@ -7,9 +7,10 @@ use tensormp::prelude::*;
 
 use crate::behind::dies;
 use crate::legacy::late_in;
-use crate::support::with;
+use crate::support::{machine, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
+    a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again,
     a_stream_that_has_the_handle_of_a_lost_one_is_not_lost,
     a_stream_that_has_the_handle_of_a_lost_one_is_not_lost_where_the_driver_tells_no_ids,
     a_stream_that_has_the_handle_of_a_lost_one_and_much_to_do_is_lost_where_the_driver_tells_no_ids,
@@ -92,4 +93,20 @@ fn a_stream_that_has_the_handle_of_a_lost_one_and_much_to_do_is_lost_where_the_d
     session.let_go();
     driver.synchronize_stream(raw).unwrap();
     is_as_good_as_new(raw);
+}
+
+fn a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again() {
+    let session = machine();
+    let raw = make();
+    let stream = lent(raw);
+    let mine = DeviceTensor::from_slice_on(&stream, [100], &[5_u8; 100]).unwrap();
+    let fill = |mut tensor: Bytes| tensor.clear().unwrap();
+    fill(mine);
+    drop(stream);
+    Driver::loaded().destroy_stream(raw).unwrap();
+    // In the same memory, behind what was done there.
+    let fresh = Bytes::zeros([100]).unwrap();
+    assert_eq!(fresh.to_vec().unwrap(), [0; 100]);
+    drop(fresh);
+    crate::support::all_is_well(session);
 }
