@@ -27,14 +27,23 @@ use crate::stream::Inner;
 use crate::stuck;
 use crate::waiting::{Awaited, Entry, Source};
 
+/// A stream that somebody else made, as the driver calls it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Borrowed {
+    /// The driver's pointer, which may be another stream's once this one was destroyed.
+    pub(crate) raw: usize,
+    /// What no other stream has, where the driver tells.
+    pub(crate) id: Option<u64>,
+}
+
 /// What one stream waits for. It stays after the stream's last handle, until it is known what becomes of its work.
 #[derive(Debug)]
 pub(crate) struct Awaits {
     pub(crate) device: Device,
     /// What marks call the stream.
     pub(crate) number: u8,
-    /// The driver's pointer, if somebody else made the stream.
-    pub(crate) borrowed: Option<usize>,
+    /// Which stream it is, if somebody else made it.
+    pub(crate) borrowed: Option<Borrowed>,
     pub(crate) handles: AtomicU64,
     /// What it waits for, and those that it may wait for without being told.
     pub(crate) company: Arc<Company>,
@@ -62,7 +71,7 @@ impl Awaits {
     pub(crate) fn new(
         driver: &'static dyn Driver,
         device: Device,
-        borrowed: Option<usize>,
+        borrowed: Option<Borrowed>,
         number: u8,
         company: Arc<Company>,
     ) -> Result<Arc<Self>> {

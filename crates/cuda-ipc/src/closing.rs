@@ -50,49 +50,75 @@ impl Hub {
         let mut freed = 0;
         for pool in self.pools() {
             pool.lock().sweep();
-            let Some(device) = pool.lock().device() else {
-                continue;
-            };
-            let mut gone = Vec::new();
-            let mut wait = Patience::new(SETTLED_BY);
-            // As for what is closed: that work is done is seen a moment later.
-            loop {
-                let mut is_late = false;
-                let free = || {
-                    let unused = pool.lock().take_unused(|memory| {
-                        if memory.is_open_elsewhere() {
-                            memory.retire(self);
-                            return false;
-                        }
-                        let is_over = memory.worked.lock().is_over();
-                        is_late |= !is_over;
-                        is_over && self.is_quiet(memory) && memory.begin_to_go()
-                    });
-                    let (others, own): (Vec<_>, Vec<_>) =
-                        unused.into_iter().partition(|memory| memory.is_wrapped());
-                    freed += own.iter().map(|memory| self.give_up(memory)).sum::<u64>();
-                    gone.extend(others);
-                };
-                if self.at_rest(device, until, held, free).is_none() {
-                    // Others can close it meanwhile.
-                    pool.lock().take_unused(|memory| {
-                        if memory.is_open_elsewhere() {
-                            memory.retire(self);
-                        }
-                        false
-                    });
-                    break;
-                }
-                if !is_late || !is_before(until) || wait.is_over(Instant::now()) {
-                    break;
-                }
-                std::thread::sleep(Duration::from_micros(50));
-            }
-            for memory in gone {
-                freed += self.drop_owner_of(&memory);
-            }
+            let device = pool.lock().device();
+            freed += device.map_or(0, |device| self.free_unused(&pool, device, until, held));
         }
         freed
+    }
+
+    /// As [`collect`](Self::collect), of one pool.
+    fn free_unused(
+        &self,
+        pool: &Mutex<Pool>,
+        device: Device,
+        until: Option<Instant>,
+        held: bool,
+    ) -> u64 {
+        let mut freed = 0;
+        let mut wait = Patience::new(SETTLED_BY);
+        // As for what is closed: that work is done is seen a moment later.
+        loop {
+            let free = || self.free_what_is_over(pool, device);
+            let Some((bytes, is_late)) = self.at_rest(device, until, held, free) else {
+                // Others can close it meanwhile.
+                pool.lock().take_unused(|memory| {
+                    self.asks_to_close(memory);
+                    false
+                });
+                return freed;
+            };
+            freed += bytes;
+            if !is_late || !is_before(until) || wait.is_over(Instant::now()) {
+                return freed;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// Gives back what nobody needs and all work is over on; how many bytes, and whether some of it stays since this process's
+    /// work there is not. The device is at rest.
+    fn free_what_is_over(&self, pool: &Mutex<Pool>, device: Device) -> (u64, bool) {
+        let mut is_late = false;
+        let unused = pool.lock().take_unused(|memory| {
+            if self.asks_to_close(memory) {
+                return false;
+            }
+            let is_over = memory.worked.lock().is_over();
+            is_late |= !is_over;
+            is_over && self.is_quiet(memory) && memory.begin_to_go()
+        });
+        let (others, own): (Vec<_>, Vec<_>) =
+            unused.into_iter().partition(|memory| memory.is_wrapped());
+        let mut freed = own.iter().map(|memory| self.give_up(memory)).sum::<u64>();
+        if !others.is_empty() {
+            let drop_owners = || {
+                others
+                    .iter()
+                    .map(|memory| self.drop_owner_of(memory))
+                    .sum::<u64>()
+            };
+            freed += rest::dropping(device, drop_owners);
+        }
+        (freed, is_late)
+    }
+
+    /// Whether others have it open, who are asked to close it.
+    fn asks_to_close(&self, memory: &Memory) -> bool {
+        let is_open = memory.is_open_elsewhere();
+        if is_open {
+            memory.retire(self);
+        }
+        is_open
     }
 
     /// Does something in which the driver waits for all that this process has on a device, when nothing of that waits for

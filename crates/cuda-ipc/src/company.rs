@@ -114,8 +114,9 @@ impl Company {
         all: impl IntoIterator<Item = Awaited>,
         wait: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
+        // First: whoever waits there keeps nobody from looking at these streams.
+        let _giving_back = crate::rest::pass(self.device);
         let _calm = self.calm.write();
-        let _giving_back = crate::rest::giving_back(self.device).read();
         // All of it before the stream waits: whoever looks meanwhile sees rather too much.
         for one in all {
             let members = self.members.lock();

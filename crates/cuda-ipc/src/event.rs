@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use shm_core::Arena;
 use shm_core::object::{Array, Object, ObjectKind};
+use shm_core::patience::Patience;
 
 use crate::device::Device;
 use crate::driver::{Driver, RawEvent, check_not_forked};
@@ -101,8 +102,8 @@ pub(crate) struct Joint {
     /// The stream of this process in which it was recorded. None if it may be that another process recorded it, and has died
     /// since.
     stream: Option<u8>,
-    /// Since when it is known that it has not happened.
-    late_since: Option<Instant>,
+    /// How long it has been known that it has not happened.
+    late: Option<Patience>,
 }
 
 /// So many joint events more than are in use are left alone.
@@ -240,7 +241,7 @@ impl Station {
         self.places.lock().joint.push(Joint {
             id,
             stream,
-            late_since: None,
+            late: None,
         });
     }
 
@@ -257,6 +258,7 @@ impl Station {
 
     /// Of what [`take_joint`](Self::take_joint) gave: those that blocks still speak of; the others are free.
     pub(crate) fn put_joint(&self, mut in_use: Vec<Joint>, over: Vec<Joint>) {
+        let now = Instant::now();
         for mut joint in over {
             if let Some(stream) = joint.stream {
                 self.places.lock().set_own(joint.id.index, stream);
@@ -264,7 +266,11 @@ impl Station {
             }
             let id = if self.has_happened(joint.id) {
                 Ok(joint.id)
-            } else if joint.late_since.get_or_insert_with(Instant::now).elapsed() < LATE {
+            } else if !joint
+                .late
+                .get_or_insert(Patience::new_at(LATE, now))
+                .is_over(now)
+            {
                 in_use.push(joint);
                 continue;
             } else {

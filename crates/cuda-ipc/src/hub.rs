@@ -1,8 +1,7 @@
 //! What this process knows of device memory: its own, and what it has open of others.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, Weak};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -16,16 +15,14 @@ use crate::driver::{Driver, check_not_forked, driver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Station;
 use crate::import::Import;
-use crate::layout::{Path, block, record};
-use crate::mark::{EventId, Mark};
+use crate::layout::Path;
 use crate::memory::Memory;
 use crate::options::options;
 use crate::place::{Late, Place};
 use crate::pool::{BlockRef, Pool, class_of};
-use crate::staging::CopyId;
+use crate::staging::{Copied, CopyId};
 use crate::stats::{COUNTERS, Peer};
 use crate::stream::Stream;
-use crate::using::Use;
 use crate::visited::Visited;
 
 /// What the thread that watches the arena does twice a second: it waits for nobody.
@@ -34,6 +31,7 @@ fn look() {
         && check_not_forked().is_ok()
     {
         crate::numbers::look();
+        crate::kept::look();
         crate::later::look(hub);
         hub.listen();
     }
@@ -56,7 +54,7 @@ pub(crate) struct Hub {
     pub(crate) visited: Mutex<HashMap<[u64; 2], Arc<Visited>>>,
     pub(crate) peers: Mutex<Vec<(Owner, Peer)>>,
     /// Blocks of this process that are copies of storages of others, by the copies' names.
-    pub(crate) copies: Mutex<HashMap<CopyId, Weak<Use>>>,
+    pub(crate) copies: Mutex<HashMap<CopyId, Copied>>,
 }
 
 /// How long a full device waits for others to be done with what they let go of.
@@ -212,12 +210,12 @@ impl Hub {
                 return Ok(false);
             }
             let last = block.memory.take_after(block.index);
-            let waits = last.iter().try_for_each(|last| stream.wait_for(last));
+            let waits = last
+                .iter()
+                .try_for_each(|last| last.is_waited_for_by(stream));
             if waits.is_err() {
                 // Whoever comes next waits for them.
-                block
-                    .memory
-                    .used_by(block.index, last.into_iter().collect());
+                block.memory.put_after(block.index, last);
             }
             waits.map(|()| true)
         })();
@@ -431,71 +429,5 @@ impl Hub {
     /// The memory of this process that has that name.
     pub(crate) fn memory(&self, handle: [u64; 2]) -> Option<Arc<Memory>> {
         self.memories.lock().get(&handle).cloned()
-    }
-
-    /// An event for a block on `device`, or to be recorded next in a stream, which has that number, if there may be one more.
-    pub(crate) fn event_for(
-        &self,
-        station: &Station,
-        device: Device,
-        stream: Option<u8>,
-    ) -> Result<Option<EventId>> {
-        self.reclaim_joint(station, false);
-        let event = station.bind(device, stream)?;
-        if event.is_some() || !station.may_look_for_idle() {
-            return Ok(event);
-        }
-        let found = self.take_idle_events()
-            | self.reclaim_joint(station, true)
-            | station.replace_lost(crate::numbers::is_known_lost);
-        if !found {
-            station.found_none_idle();
-            return Ok(None);
-        }
-        station.bind(device, stream)
-    }
-
-    /// Sees to events that were recorded for several tensors each, and that no block speaks of any more; whether there were
-    /// any. Whoever was made to wait for one holds a block that speaks of it, or has sent that on, and waits still.
-    fn reclaim_joint(&self, station: &Station, at_once: bool) -> bool {
-        let joint = station.take_joint(at_once);
-        if joint.is_empty() {
-            return false;
-        }
-        let memories: Vec<_> = self.memories.lock().values().cloned().collect();
-        let mut spoken_of = HashSet::new();
-        for memory in memories {
-            let ready = |index| record(&memory.object, index, block::READY).load(Ordering::Acquire);
-            for index in 0..memory.count {
-                if let Mark::Joint(id, _) = Mark::from_word(ready(index))
-                    && !crate::sabotage::is("joint")
-                {
-                    spoken_of.insert(id);
-                }
-            }
-        }
-        let (in_use, over): (Vec<_>, Vec<_>) = joint
-            .into_iter()
-            .partition(|joint| spoken_of.contains(&joint.id));
-        let found = !over.is_empty();
-        station.put_joint(in_use, over);
-        found
-    }
-
-    /// Takes events from blocks that nobody uses, for one that is about to be sent; whether there were any.
-    pub(crate) fn take_idle_events(&self) -> bool {
-        let Ok(station) = self.station() else {
-            return false;
-        };
-        let mut found = false;
-        for pool in self.pools() {
-            for block in pool.lock().free_blocks() {
-                let place = Place::Home(block.memory.clone(), station.clone());
-                if place.is_quiet(block.index, self.driver).unwrap_or(false) {
-                    found |= place.unbind(block.index);
-                }
-            }
-        }
-        found
     }
 }

@@ -19,10 +19,11 @@ use crate::later::What;
 use crate::layout::{Described, Path, malformed, memory};
 use crate::ledger::{self, Book};
 use crate::moment::Work;
+use crate::silence::SLICE;
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
 use crate::using::Use;
-use crate::visited::{SOON, Visited};
+use crate::visited::Visited;
 
 /// An allocation of another process, open in this one.
 #[derive(Debug)]
@@ -158,21 +159,25 @@ impl Import {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
         }
-        // One at a time, and all of this origin's until the same moment.
+        // One at a time, and all of this origin's with one patience.
         let silence = &self.visited.silence;
-        let until = silence.until(Instant::now());
-        let _turn = self.opening.try_lock_until(until);
+        silence.left(Instant::now());
+        let _turn = loop {
+            let turn = self.opening.try_lock_for(SLICE);
+            if turn.is_some() || silence.look(Instant::now()) {
+                break turn;
+            }
+        };
         if self.opened.get().is_none() {
-            // What is over for the one before is over for those who have waited as long.
-            let left = until.saturating_duration_since(Instant::now()).max(SOON);
-            self.map(left).map_err(|error| match error.kind() {
-                // It may have ended just now.
-                ErrorKind::TimedOut if self.object.arena().is_running(self.origin) => {
-                    self.silent().because(error)
-                }
-                ErrorKind::TimedOut => self.gone().because(error),
-                _ => self.explain(error),
-            })?;
+            self.map(silence.left(Instant::now()))
+                .map_err(|error| match error.kind() {
+                    // It may have ended just now.
+                    ErrorKind::TimedOut if self.object.arena().is_running(self.origin) => {
+                        self.silent().because(error)
+                    }
+                    ErrorKind::TimedOut => self.gone().because(error),
+                    _ => self.explain(error),
+                })?;
         }
         self.opened
             .get()

@@ -53,6 +53,9 @@ impl Way {
                 ", and cannot {} before it ends: a stream there waits for {dead}, which died before its work was done",
                 if self.has_open { "close it" } else { "do it" }
             ),
+            Some(dead) => format!(
+                ", some of which it may have to keep until it ends: a stream there waits for {dead}, which died before its work was done"
+            ),
             _ => String::new(),
         };
         format!("{}{why}", what.join(" and "))

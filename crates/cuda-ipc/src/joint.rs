@@ -168,7 +168,8 @@ impl Place {
     /// The event with which to say that a block was written: its own, or one of those for who is done, while nobody else
     /// has the block.
     pub(crate) fn own_event(&self, index: u32) -> Option<EventId> {
-        if let Some(id) = self.mark(index, block::READY).own() {
+        let ready = self.mark(index, block::READY);
+        if let Some(id) = ready.own() {
             return Some(id);
         }
         let found = block::RELEASES
@@ -177,9 +178,24 @@ impl Place {
                 Mark::Bound(id) => Some((word, id)),
                 _ => None,
             });
-        let (word, id) = found?;
-        self.set(index, word, Mark::None);
-        Some(id)
+        let free = || self.free_word(index);
+        if let Some(word) = found.map(|(word, _)| word).or_else(free) {
+            // As in `say_joint`.
+            let lent = matches!(ready, Mark::Lent(_));
+            if lent {
+                self.set(index, block::READY, Mark::None);
+            }
+            self.set(index, word, if lent { ready } else { Mark::None });
+        }
+        found.map(|(_, id)| id)
+    }
+
+    /// What there is in *ready* of an event, and has to stay with the block when another one says that.
+    fn aside(&self, index: u32) -> Option<Mark> {
+        match self.mark(index, block::READY) {
+            lent @ Mark::Lent(_) => Some(lent),
+            ready => ready.own().map(Mark::Bound),
+        }
     }
 
     /// A word for who is done that says nothing.
@@ -191,20 +207,23 @@ impl Place {
     /// Whether the event that says *ready* of a block can be put aside, so that another one says it.
     fn has_room(&self, index: u32) -> bool {
         matches!(self, Self::Home(..))
-            || self.mark(index, block::READY).own().is_none()
+            || self.aside(index).is_none()
             || self.free_word(index).is_some()
     }
 
     /// Says *ready* of a block with an event that is not its own, which is put aside.
     fn say_joint(&self, index: u32, joint: Mark) {
-        let own = self.mark(index, block::READY).own();
+        let aside = self.aside(index);
         // First: were this process killed between the two, an event would be lost, and none be in two places.
         self.set(index, block::READY, joint);
-        match (self, own) {
-            (Self::Home(_, station), Some(id)) => station.give_back(id),
-            (Self::Away(_), Some(id)) => {
+        match (self, aside) {
+            (Self::Home(_, station), Some(Mark::Lent(id))) => station.set_aside(id, None),
+            (Self::Home(_, station), Some(mark)) => {
+                mark.own().into_iter().for_each(|id| station.give_back(id));
+            }
+            (Self::Away(_), Some(mark)) => {
                 if let Some(word) = self.free_word(index) {
-                    self.set(index, word, Mark::Bound(id));
+                    self.set(index, word, mark);
                 }
             }
             (_, None) => {}
@@ -225,17 +244,9 @@ impl Place {
     }
 
     /// An event that may never happen, and that somebody may wait for, goes back to its origin: nobody records it again before
-    /// that one has looked at it. Another process calls it, of a block that it is alone with.
+    /// that one has looked at it. Another process calls it, of a block that it is alone with. Nobody reads *ready* as that.
     pub(crate) fn pass_to_origin(&self, index: u32, word: u64, id: EventId) {
-        if word != block::READY {
-            return self.set(index, word, Mark::Lent(id));
-        }
-        // Nobody reads *ready* as that. First: were this process killed between the two, an event would be lost, and none be in
-        // two places.
-        self.set(index, word, Mark::None);
-        if let Some(free) = self.free_word(index) {
-            self.set(index, free, Mark::Lent(id));
-        }
+        self.set(index, word, Mark::Lent(id));
     }
 
     /// The origin gives up a block on which a stream of its own has work that is lost, for as long as it lives. What the block
@@ -247,9 +258,10 @@ impl Place {
         let me = self.me();
         for word in std::iter::once(block::READY).chain(block::RELEASES) {
             let mark = self.mark(index, word);
+            self.take_lent(index, word, mark);
             let left = match mark {
                 Mark::Bound(_) => Mark::None,
-                Mark::Recorded(_, by) | Mark::Joint(_, by) if by.who == me => Mark::Kept(me),
+                Mark::Recorded(_, by) | Mark::Joint(_, by) if by.who == me => Mark::Kept(me, None),
                 _ => continue,
             };
             self.set(index, word, left);

@@ -48,8 +48,9 @@ pub(crate) enum Mark {
     Joint(EventId, By),
     /// It was the block's event, until somebody recorded it for several. Its origin takes it away.
     Lent(EventId),
-    /// That process may still have work on the block, of whose end it could tell nobody.
-    Kept(Owner),
+    /// That process may still have work on the block, of whose end it could tell nobody. The event is the block's own again
+    /// when the process has ended.
+    Kept(Owner, Option<EventId>),
 }
 
 /// Of the 13 bits that an index has.
@@ -74,7 +75,8 @@ impl Mark {
             Self::Done(None) => (4, none, nobody),
             Self::Joint(event, by) => (5, event, by),
             Self::Lent(event) => (6, event, nobody),
-            Self::Kept(who) => (7, none, By { who, stream: 0 }),
+            Self::Kept(who, Some(event)) => (7, event, By { who, stream: 0 }),
+            Self::Kept(who, None) => (7, none, By { who, stream: 0 }),
         };
         state
             | ((event.index as u64 & 0x1fff) << 3)
@@ -107,7 +109,9 @@ impl Mark {
             4 => Self::Done(None),
             5 if has_event => Self::Joint(event, by),
             6 if has_event => Self::Lent(event),
-            7 if !has_event && event.generation == 0 && by.stream == 0 => Self::Kept(who),
+            7 if by.stream != 0 => Self::None,
+            7 if has_event => Self::Kept(who, Some(event)),
+            7 if event.generation == 0 => Self::Kept(who, None),
             _ => Self::None,
         }
     }
@@ -115,11 +119,16 @@ impl Mark {
     /// The event that is the block's own, with which it can be said.
     pub(crate) const fn own(self) -> Option<EventId> {
         match self {
-            Self::None | Self::Done(None) | Self::Joint(..) | Self::Lent(_) | Self::Kept(_) => None,
+            Self::None
+            | Self::Done(None)
+            | Self::Joint(..)
+            | Self::Lent(_)
+            | Self::Kept(_, None) => None,
             Self::Bound(event)
             | Self::Claimed(event, _)
             | Self::Recorded(event, _)
-            | Self::Done(Some(event)) => Some(event),
+            | Self::Done(Some(event))
+            | Self::Kept(_, Some(event)) => Some(event),
         }
     }
 
@@ -156,7 +165,8 @@ mod tests {
             Mark::Done(None),
             Mark::Joint(event, by),
             Mark::Lent(event),
-            Mark::Kept(who),
+            Mark::Kept(who, None),
+            Mark::Kept(who, Some(event)),
         ] {
             assert_eq!(Mark::from_word(mark.to_word()), mark);
         }

@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
 use crate::later::What;
 use crate::layout::{self, Described, Path, memory, station};
-use crate::moment::Work;
+use crate::moment::{After, Work};
 use crate::stream::Stream;
 use crate::using::Use;
 
@@ -47,7 +47,7 @@ pub(crate) struct Memory {
     pub(crate) path: Path,
     kept: Mutex<Option<Kept>>,
     /// Of each block: streams that used it last, and that nobody recorded an event of.
-    after: Mutex<Vec<SmallVec<[Stream; 1]>>>,
+    after: Mutex<Vec<SmallVec<[After; 1]>>>,
     pub(crate) uses: Mutex<HashMap<u32, Weak<Use>>>,
     /// This process's work on it in tensors that are gone, where giving it back would not wait for that: on memory that
     /// somebody else made or that is mapped, or in streams of other devices.
@@ -242,7 +242,7 @@ impl Memory {
             count,
             path,
             kept: Mutex::new(Some(kept)),
-            after: Mutex::new(vec![SmallVec::new(); count as usize]),
+            after: Mutex::new((0..count).map(|_| SmallVec::new()).collect()),
             uses: Mutex::default(),
             worked: Mutex::default(),
             copied: Mutex::default(),
@@ -303,9 +303,10 @@ impl Memory {
             self.worked.lock().note(&streams);
         }
         if let Some(after) = self.after.lock().get_mut(index as usize) {
-            for stream in streams {
-                if !after.iter().any(|known| known.same(&stream)) {
-                    after.push(stream);
+            for stream in &streams {
+                match after.iter_mut().find(|known| known.is_of(stream)) {
+                    Some(known) => *known = After::of(stream),
+                    None => after.push(After::of(stream)),
                 }
             }
         }
@@ -316,14 +317,21 @@ impl Memory {
         let after = self.after.lock();
         after
             .get(index as usize)
-            .is_some_and(|streams| streams.iter().any(Stream::is_stuck))
+            .is_some_and(|streams| streams.iter().any(After::is_stuck))
     }
 
     /// The streams that used a block last; nobody waits for them but who asks.
-    pub(crate) fn take_after(&self, index: u32) -> SmallVec<[Stream; 1]> {
+    pub(crate) fn take_after(&self, index: u32) -> SmallVec<[After; 1]> {
         match self.after.lock().get_mut(index as usize) {
             Some(after) => std::mem::take(after),
             None => SmallVec::new(),
+        }
+    }
+
+    /// Nobody waits for them yet, after all.
+    pub(crate) fn put_after(&self, index: u32, streams: SmallVec<[After; 1]>) {
+        if let Some(after) = self.after.lock().get_mut(index as usize) {
+            after.extend(streams);
         }
     }
 

@@ -1,6 +1,9 @@
 //! `Moment`: a point in the work of a stream, to be asked whether it is over.
 
-use crate::driver::{RawEvent, check_not_forked};
+use std::sync::Arc;
+
+use crate::awaits::Awaits;
+use crate::driver::{Driver, RawEvent, check_not_forked};
 use crate::error::Result;
 use crate::stream::Stream;
 
@@ -48,9 +51,95 @@ impl Moment {
     }
 }
 
+/// The point behind what is in a stream that somebody else made, for when no tensor is on it any more: that one may destroy it
+/// then, so this has no handle of it.
+#[derive(Debug)]
+pub(crate) struct Past {
+    driver: &'static dyn Driver,
+    event: Option<RawEvent>,
+    awaits: Arc<Awaits>,
+}
+
+impl Past {
+    fn of(stream: &Stream) -> Result<Self> {
+        let driver = stream.driver();
+        let event = driver.new_event(stream.device().ordinal(), false)?;
+        let past = Self {
+            driver,
+            event: Some(event),
+            awaits: stream.awaits().clone(),
+        };
+        past.event
+            .iter()
+            .try_for_each(|event| driver.record(event, stream.raw()?))?;
+        Ok(past)
+    }
+
+    fn has_passed(&self) -> Result<bool> {
+        let mut event = self.event.iter();
+        event.try_fold(true, |all, event| {
+            Ok(all && self.driver.has_happened(event)?)
+        })
+    }
+}
+
+impl Drop for Past {
+    fn drop(&mut self) {
+        if check_not_forked().is_ok()
+            && let Some(Err(error)) = self.event.take().map(|event| self.driver.drop_event(event))
+        {
+            tracing::warn!(%error, "an event could not be destroyed");
+        }
+    }
+}
+
+/// What a stream has done so far, for who comes after it.
+#[derive(Debug)]
+pub(crate) enum After {
+    /// Of this crate, or one that is never destroyed: what is in it when somebody comes.
+    Stream(Stream),
+    Past(Past),
+}
+
+impl After {
+    pub(crate) fn of(stream: &Stream) -> Self {
+        let may_go = stream.is_lent() && stream.as_raw() != 0;
+        let past = may_go.then(|| Past::of(stream).ok()).flatten();
+        // Without an event there is only the stream itself.
+        past.map_or_else(|| Self::Stream(stream.clone()), Self::Past)
+    }
+
+    /// Whether both are of one stream.
+    pub(crate) fn is_of(&self, stream: &Stream) -> bool {
+        match self {
+            Self::Stream(known) => known.same(stream),
+            Self::Past(past) => Arc::ptr_eq(&past.awaits, stream.awaits()),
+        }
+    }
+
+    /// What is put into `stream` from now on comes after it.
+    pub(crate) fn is_waited_for_by(&self, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Stream(known) => stream.wait_for(known),
+            Self::Past(past) => {
+                let mut event = past.event.iter();
+                event.try_for_each(|event| stream.wait_for_recorded(event, &past.awaits))
+            }
+        }
+    }
+
+    /// Whether it will never come to its end.
+    pub(crate) fn is_stuck(&self) -> bool {
+        match self {
+            Self::Stream(known) => known.is_stuck(),
+            Self::Past(past) => past.awaits.check().is_err(),
+        }
+    }
+}
+
 /// Streams that have worked on a memory, and once it was asked for, the points behind that work.
 #[derive(Debug, Default)]
-pub(crate) struct Work(Vec<(Stream, Option<Moment>)>);
+pub(crate) struct Work(Vec<(After, Option<Moment>)>);
 
 /// Streams that are remembered before those are looked for that are done.
 const REMEMBERED: usize = 8;
@@ -59,11 +148,10 @@ impl Work {
     /// These have, up to now.
     pub(crate) fn note(&mut self, streams: &[Stream]) {
         for stream in streams {
-            // Of a stream of somebody else's now: it may be destroyed when no tensor is on it any more.
-            let moment = stream.is_lent().then(|| stream.moment().ok()).flatten();
-            match self.0.iter_mut().find(|(known, _)| known.same(stream)) {
-                Some((_, known)) => *known = moment,
-                None => self.0.push((stream.clone(), moment)),
+            let worked = (After::of(stream), None);
+            match self.0.iter_mut().find(|(known, _)| known.is_of(stream)) {
+                Some(known) => *known = worked,
+                None => self.0.push(worked),
             }
         }
         if self.0.len() > REMEMBERED {
@@ -73,11 +161,15 @@ impl Work {
 
     /// Whether all of it is done; asked without waiting.
     pub(crate) fn is_over(&mut self) -> bool {
-        self.0.retain_mut(|(stream, moment)| {
+        self.0.retain_mut(|(after, moment)| {
+            let stream = match after {
+                // An answer other than yes or no is of a device of no use any more: what is there stays.
+                After::Past(past) => return !past.has_passed().unwrap_or(false),
+                After::Stream(stream) => stream,
+            };
             if moment.is_none() {
                 *moment = stream.moment().ok();
             }
-            // An answer other than yes or no is of a device of no use any more: what is there stays.
             match &moment {
                 Some(moment) => !moment.has_passed().unwrap_or(false),
                 // There is no event to be had: when the stream is seen with nothing to do at all.

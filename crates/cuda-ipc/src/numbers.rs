@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::awaits::Awaits;
+use crate::awaits::{Awaits, Borrowed};
 use crate::company::Company;
 use crate::device::Device;
-use crate::driver::Driver;
+use crate::driver::{Driver, RawStream};
 use crate::error::Result;
 use crate::ledger;
 use crate::mark::NO_NUMBER;
@@ -22,32 +22,72 @@ use crate::waiting::Awaited;
 /// All streams of which something may still come.
 pub(crate) static ALL: Mutex<Vec<Arc<Awaits>>> = Mutex::new(Vec::new());
 
-/// What is kept of a stream: of a new one, or one that somebody else made, which may be known by another handle. `is_blocking`
-/// says whether the driver orders it with others by itself, asked when it is not known.
-pub(crate) fn of(
+/// What is kept of a stream that this crate has made.
+pub(crate) fn of_new(driver: &'static dyn Driver, device: Device) -> Result<Arc<Awaits>> {
+    let mut all = ALL.lock();
+    add(&mut all, driver, device, None, Company::alone(device))
+}
+
+/// What is kept of a stream that somebody else made, which may be known by another handle; or a stream that is gone may be known
+/// by its pointer, and this is a new one.
+pub(crate) fn of_borrowed(
     driver: &'static dyn Driver,
     device: Device,
-    borrowed: Option<usize>,
-    is_blocking: impl FnOnce() -> Result<bool>,
+    stream: &RawStream,
+) -> Result<Arc<Awaits>> {
+    let mut all = ALL.lock();
+    let raw = stream.as_raw();
+    let known = all.iter().rev().find(|one| is_known_by(one, device, raw));
+    let known = known.cloned();
+    let again = |known: Arc<Awaits>| {
+        known.handles.fetch_add(1, Ordering::AcqRel);
+        known
+    };
+    // Whoever destroys one has let go of its handles.
+    if let Some(known) = &known
+        && known.handles.load(Ordering::Acquire) > 0
+    {
+        return Ok(again(known.clone()));
+    }
+    let id = driver.stream_id(stream)?;
+    if let Some(known) = &known
+        && id.is_some()
+        && known.borrowed.is_some_and(|borrowed| borrowed.id == id)
+    {
+        return Ok(again(known.clone()));
+    }
+    let blocking = Company::of_blocking(device);
+    let is_blocking = driver.is_blocking(stream)? && !crate::sabotage::is("company");
+    let mut company = match is_blocking {
+        true => blocking.clone(),
+        false => Company::alone(device),
+    };
+    // The driver does not tell them apart. One that has nothing left to do waits for nobody; another one waits for all that
+    // the one before does, perhaps, but says nothing for it: it may have done what that one never will.
+    if let Some(known) =
+        known.filter(|known| id.is_none() && Arc::ptr_eq(&known.company, &blocking) == is_blocking)
+    {
+        if known.is_over() {
+            return Ok(again(known));
+        }
+        if !driver.is_idle(stream)? {
+            company = known.company.clone();
+        }
+    }
+    let borrowed = Some(Borrowed { raw, id });
+    add(&mut all, driver, device, borrowed, company)
+}
+
+fn add(
+    all: &mut Vec<Arc<Awaits>>,
+    driver: &'static dyn Driver,
+    device: Device,
+    borrowed: Option<Borrowed>,
+    company: Arc<Company>,
 ) -> Result<Arc<Awaits>> {
     /// The number that was given last, and one.
     static NEXT: AtomicU8 = AtomicU8::new(0);
-    let mut all = ALL.lock();
-    // The latest: one of the same pointer may be of a stream that was destroyed.
-    let known = borrowed.and_then(|raw| known_by(&all, device, raw));
-    let blocking = Company::of_blocking(device);
-    let company = match &known {
-        Some(known) if known.handles.load(Ordering::Acquire) > 0 => known.company.clone(),
-        _ if is_blocking()? && !crate::sabotage::is("company") => blocking.clone(),
-        _ => Company::alone(device),
-    };
-    if let Some(known) = known
-        && Arc::ptr_eq(&known.company, &blocking) == Arc::ptr_eq(&company, &blocking)
-    {
-        known.handles.fetch_add(1, Ordering::AcqRel);
-        return Ok(known);
-    }
-    forget(&mut all);
+    forget(all);
     let next = NEXT.load(Ordering::Relaxed);
     let is_free = |number: &u8| all.iter().all(|one| one.number != *number);
     let number = (next..NO_NUMBER).chain(0..next).find(is_free);
@@ -60,9 +100,8 @@ pub(crate) fn of(
     Ok(made)
 }
 
-fn known_by(all: &[Arc<Awaits>], device: Device, borrowed: usize) -> Option<Arc<Awaits>> {
-    let is_it = |one: &&Arc<Awaits>| one.borrowed == Some(borrowed) && one.device == device;
-    all.iter().rev().find(is_it).cloned()
+fn is_known_by(one: &Awaits, device: Device, raw: usize) -> bool {
+    one.device == device && one.borrowed.is_some_and(|borrowed| borrowed.raw == raw)
 }
 
 /// Those of which nothing comes any more.
@@ -81,11 +120,13 @@ pub(crate) fn all() -> Vec<Arc<Awaits>> {
     ALL.lock().clone()
 }
 
-/// What a stream waits for that somebody else made, by the driver's pointer, if anything is known of it. Nothing is asked of
-/// the driver: it may be gone.
+/// What a stream waits for that somebody else made, if anything is known of it. Nothing is asked of the driver: it may be gone.
 #[cfg(feature = "cudarc")]
-pub(crate) fn awaited_by(device: Device, borrowed: usize) -> Option<Vec<Awaited>> {
-    let known = known_by(&ALL.lock(), device, borrowed);
+pub(crate) fn awaited_by(device: Device, borrowed: Borrowed) -> Option<Vec<Awaited>> {
+    let all = ALL.lock();
+    let is_it = |one: &&Arc<Awaits>| one.device == device && one.borrowed == Some(borrowed);
+    let known = all.iter().rev().find(is_it).cloned();
+    drop(all);
     known.map(|one| one.all())
 }
 

@@ -6,21 +6,22 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use shm_core::{Element, Tensor};
 
+use crate::awaits::Awaits;
 use crate::bytes::bytes_of;
 use crate::device::of_device;
 use crate::driver::{Driver, RawEvent, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::regions;
-use crate::stream::Stream;
 use crate::tensor::DeviceTensor;
 
-/// An event behind copies, and the stream in which it was recorded last, which waits for those before.
-type Reading = (RawEvent, Option<Stream>);
+/// An event behind copies, and what the stream waits for in which it was recorded last, and which waits for those before.
+type Reading = (RawEvent, Option<Arc<Awaits>>);
 
 /// A tensor of the arena that is registered with the driver, if that could be had; see [`outcome`](Self::outcome).
 ///
@@ -40,8 +41,8 @@ pub struct PinnedTensor<T: Element> {
     outcome: Result<(), String>,
     /// Behind the copies that read the tensor; by device.
     reading: Mutex<BTreeMap<u32, Reading>>,
-    /// A copy was begun, and nobody can tell when it is over.
-    unseen: AtomicBool,
+    /// A copy was begun of which no event tells, and whose stream could not be waited for.
+    is_read_for_ever: AtomicBool,
 }
 
 impl<T: Element> PinnedTensor<T> {
@@ -69,7 +70,7 @@ impl<T: Element> PinnedTensor<T> {
             region,
             outcome,
             reading: Mutex::default(),
-            unseen: AtomicBool::new(false),
+            is_read_for_ever: AtomicBool::new(false),
         })
     }
 
@@ -138,23 +139,25 @@ impl<T: Element> PinnedTensor<T> {
         };
         // Copies of one device through different streams: the event is behind all of them. Of one that is over it is of no
         // interest what became of its stream since.
-        if let Some(other) = latest.as_ref().filter(|latest| !latest.same(&stream))
+        if let Some(other) = latest
+            .as_ref()
+            .filter(|latest| !Arc::ptr_eq(latest, stream.awaits()))
             && !self.driver.has_happened(event)?
         {
-            stream.wait_for_recorded(event, std::slice::from_ref(other))?;
+            stream.wait_for_recorded(event, other)?;
         }
-        *latest = Some(stream.clone());
+        *latest = Some(stream.awaits().clone());
         // SAFETY: the tensor is held and not written before the event recorded next has happened, see `wait`; if recording
-        // fails, the stream is waited for, and if that fails as well, it is held for good.
+        // fails, the stream is waited for; if that fails too, the tensor is held and not written any more.
         unsafe {
             self.driver
                 .write_later(stream.raw()?, address, bytes_of(from))
         }?;
         if let Err(error) = self.driver.record(event, stream.raw()?) {
-            if stream.synchronize().is_err() {
-                self.unseen.store(true, Ordering::Relaxed);
-            }
-            return Err(error);
+            let done = stream.synchronize();
+            self.is_read_for_ever
+                .fetch_or(done.is_err(), Ordering::AcqRel);
+            return done.and(Err(error));
         }
         Ok(())
     }
@@ -165,17 +168,17 @@ impl<T: Element> PinnedTensor<T> {
     /// `WriterGone` when a copy waits for a process that has died, and never comes to its end; what the driver answers.
     pub fn wait(&self) -> Result<()> {
         check_not_forked()?;
-        // Relaxed: who gets the tensor, to write or to drop it, has synchronized with whoever copied.
-        if self.unseen.load(Ordering::Relaxed) {
+        if self.is_read_for_ever.load(Ordering::Acquire) {
             return Err(Error::new(
-                ErrorKind::StillHeld,
-                "a device may still read a pinned tensor: the driver could neither say when a copy of it is over nor wait for that",
+                ErrorKind::WriterGone,
+                "a copy of a pinned tensor was begun whose end could neither be noted nor waited for, behind a process that has died or on a device that has \
+                 failed; a device may read the tensor as long as this process lives",
             ));
         }
         for (event, latest) in self.reading.lock().values() {
             let mut pause = std::time::Duration::from_micros(20);
             while !self.driver.has_happened(event)? {
-                latest.as_ref().map_or(Ok(()), Stream::check)?;
+                latest.as_ref().map_or(Ok(()), |latest| latest.check())?;
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(std::time::Duration::from_millis(1));
             }

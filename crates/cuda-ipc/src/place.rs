@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use shm_core::object::Object;
+use shm_core::patience::Patience;
 use shm_core::word::Owner;
 use smallvec::SmallVec;
 
@@ -209,7 +210,7 @@ impl Place {
     pub(crate) fn wait_for_writer(&self, index: u32, patience: Duration) -> Result<()> {
         match self.mark(index, block::READY) {
             Mark::Recorded(id, by) | Mark::Joint(id, by) => {
-                self.wait_here(&*self.event(id)?, by, patience)
+                self.wait_patiently(&*self.event(id)?, by, patience)
             }
             Mark::Done(_) => Ok(()),
             _ => Err(unwritten()),
@@ -238,14 +239,29 @@ impl Place {
         }
         match options().gate {
             Gate::Stream => stream.wait_for_event(&event, by, arena),
-            Gate::Host(patience) => self.wait_here(&event, by, patience),
+            Gate::Host(timeout) => {
+                // As its user has said.
+                let begun = Instant::now();
+                self.wait_here(&event, by, timeout, |now| now - begun >= timeout)
+            }
         }
     }
 
+    /// As [`wait_here`](Self::wait_here), for as long as it takes one that has its turns.
+    fn wait_patiently(&self, event: &Event, by: By, patience: Duration) -> Result<()> {
+        let mut wait = Patience::new(patience);
+        self.wait_here(event, by, patience, |now| wait.is_over(now))
+    }
+
     /// Waits until what a process recorded has happened.
-    fn wait_here(&self, event: &Event, by: By, patience: Duration) -> Result<()> {
+    fn wait_here(
+        &self,
+        event: &Event,
+        by: By,
+        patience: Duration,
+        mut is_over: impl FnMut(Instant) -> bool,
+    ) -> Result<()> {
         let (driver, arena) = (event.driver(), self.object().arena());
-        let begun = Instant::now();
         let mut doubt = Doubt::default();
         let record = Record::latest(arena, by);
         let mut pause = Duration::from_micros(20);
@@ -259,7 +275,7 @@ impl Place {
             if doubt.look(arena, &record).is_some() && !driver.has_happened(event.raw()?)? {
                 return Err(self.writer_gone(by.who));
             }
-            if begun.elapsed() >= patience {
+            if is_over(Instant::now()) {
                 return Err(Error::new(
                     ErrorKind::TimedOut,
                     format!(
@@ -315,35 +331,30 @@ impl Place {
         stream.synchronize()
     }
 
-    /// Says that this process may have work on the block for as long as it lives.
-    pub(crate) fn keep(&self, index: u32) -> Result<()> {
-        let kept = Mark::Kept(self.me());
-        for word in block::RELEASES {
+    /// Says that this process may have work on the block for as long as it lives; `false` where there is no room to say so, now.
+    pub(crate) fn keep(&self, index: u32) -> bool {
+        let me = self.me();
+        let has_happened = |id| {
+            let event = self.event(id)?;
+            event.driver().has_happened(event.raw()?)
+        };
+        block::RELEASES.into_iter().any(|word| {
             let record = record(self.object(), index, word);
             // As it is: several words say nothing.
             let now = record.load(Ordering::Acquire);
-            let is_over = match Mark::from_word(now) {
-                Mark::None => true,
-                // The event is lost to its origin, and there is one for each such block at most.
-                Mark::Recorded(id, _) => {
-                    let event = self.event(id)?;
-                    event.driver().has_happened(event.raw()?)?
+            let kept = match Mark::from_word(now) {
+                Mark::None => Mark::Kept(me, None),
+                Mark::Bound(id) => Mark::Kept(me, Some(id)),
+                Mark::Recorded(id, _) if has_happened(id).unwrap_or(false) => {
+                    Mark::Kept(me, Some(id))
                 }
-                _ => false,
+                _ => return false,
             };
             // Release: pairs with the acquire in `mark`; the reference to the token goes after it.
-            if is_over
-                && record
-                    .compare_exchange(now, kept.to_word(), Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
-            {
-                return Ok(());
-            }
-        }
-        Err(Error::new(
-            ErrorKind::WriterGone,
-            "a stream that waits for the dead has work on a block, and there is no room to say so",
-        ))
+            record
+                .compare_exchange(now, kept.to_word(), Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        })
     }
 
     /// Makes sure that everybody is done who used the block, and clears what they said: before it is written again. Only who
@@ -356,7 +367,7 @@ impl Place {
             let mark = self.mark(index, word);
             let (id, by) = match mark {
                 Mark::Recorded(id, by) | Mark::Joint(id, by) => (id, by),
-                Mark::Kept(who) if self.object().arena().is_present(who) => return Ok(false),
+                Mark::Kept(who, _) if self.object().arena().is_present(who) => return Ok(false),
                 Mark::Lent(_) => {
                     self.take_lent(index, word, mark);
                     continue;
@@ -424,7 +435,7 @@ impl Place {
         match (late, options().gate) {
             (Late::WaitsFor(_), Gate::Stream) if is_here => is_waited_for(),
             (Late::IsLeft, _) if is_here => driver.has_happened(event.raw()?),
-            (Late::WaitsFor(patience), _) => match self.wait_here(&event, by, patience) {
+            (Late::WaitsFor(patience), _) => match self.wait_patiently(&event, by, patience) {
                 Err(error) if *error.kind() == ErrorKind::TimedOut => Ok(false),
                 // Lost, by one that lives.
                 Err(_) if arena.is_running(by.who) => Ok(false),
@@ -464,7 +475,7 @@ impl Place {
                     self.set(index, word, Mark::None);
                     station.give_back(id);
                     found = true;
-                } else if let Mark::Joint(..) | Mark::Kept(_) = mark {
+                } else if let Mark::Joint(..) | Mark::Kept(..) = mark {
                     self.set(index, word, Mark::None);
                     found = true;
                 }

@@ -16,7 +16,7 @@ impl Place {
         let words = std::iter::once(block::READY).chain(block::RELEASES);
         for word in words {
             let mark = self.mark(index, word);
-            if let Mark::Kept(who) = mark
+            if let Mark::Kept(who, _) = mark
                 && self.object().arena().is_present(who)
             {
                 return Ok(false);
@@ -47,7 +47,7 @@ impl Place {
                 {
                     working.push((by.who, ledger::is_lost(arena, by.who, by.stream)));
                 }
-                Mark::Kept(who) if arena.is_present(who) => working.push((who, true)),
+                Mark::Kept(who, _) if arena.is_present(who) => working.push((who, true)),
                 _ => {}
             }
         }

@@ -1,25 +1,103 @@
 //! When all streams of a device are at rest: memory is given back and closed then, since the driver waits for all of them.
 
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{RwLock, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use shm_core::patience::Patience;
 
 use crate::awaits::Awaits;
 use crate::device::Device;
 use crate::numbers;
 use crate::stream::Stream;
 
-/// Of devices, by ordinal: held, exclusively, to give memory back, and shared to make a stream wait for another process.
-static GIVING_BACK: [RwLock<()>; 64] = [const { RwLock::new(()) }; 64];
+/// Of a device.
+struct Gate {
+    /// Held, exclusively, to give memory back, and shared to make a stream wait for another process.
+    giving_back: RwLock<()>,
+    /// How many threads that hold it drop owners of wrapped memory, which may take any time.
+    dropping: AtomicUsize,
+}
+
+/// By ordinal.
+static GATES: [Gate; 64] = [const {
+    Gate {
+        giving_back: RwLock::new(()),
+        dropping: AtomicUsize::new(0),
+    }
+}; 64];
+
+thread_local! {
+    /// Whether this thread drops owners: what these do waits for no gate, which may be this thread's.
+    static IS_DROPPING: Cell<bool> = const { Cell::new(false) };
+}
 
 /// For how long streams are kept from waiting for other processes, at most, so that they come to rest.
 const HELD: Duration = Duration::from_secs(5);
 /// For how long if meanwhile nothing of what they wait for comes.
 const STANDSTILL: Duration = Duration::from_millis(300);
 
-/// That of a device.
-pub(crate) fn giving_back(device: Device) -> &'static RwLock<()> {
-    &GIVING_BACK[device.ordinal() as usize % GIVING_BACK.len()]
+/// Whoever waits at a gate looks as often whether an owner is dropped there.
+const LOOK: Duration = Duration::from_millis(50);
+
+fn gate(device: Device) -> &'static Gate {
+    &GATES[device.ordinal() as usize % GATES.len()]
+}
+
+/// Waits at a gate, `until` then; and for an owner that is dropped behind it, [`HELD`] at most.
+fn wait_at<G>(
+    gate: &'static Gate,
+    until: Option<Instant>,
+    try_until: impl Fn(&'static RwLock<()>, Instant) -> Option<G>,
+) -> Option<G> {
+    let mut owner: Option<Patience> = None;
+    loop {
+        let now = Instant::now();
+        let next = now + LOOK;
+        let next = until.map_or(next, |until| until.min(next));
+        if let Some(guard) = try_until(&gate.giving_back, next) {
+            return Some(guard);
+        }
+        let now = Instant::now();
+        // Acquire: pairs with the release in `dropping`.
+        owner = match gate.dropping.load(Ordering::Acquire) {
+            0 => None,
+            _ => Some(owner.unwrap_or(Patience::new_at(HELD, now))),
+        };
+        let is_late = owner.as_mut().is_some_and(|owner| owner.is_over(now));
+        if is_late || until.is_some_and(|until| now >= until) {
+            return None;
+        }
+    }
+}
+
+/// As long as it is held, nothing is given back for which the driver waits for all streams of a device: to make one wait for
+/// another process. None for an owner that is being dropped, and for others once that has taken too long.
+pub(crate) fn pass(device: Device) -> Option<RwLockReadGuard<'static, ()>> {
+    if IS_DROPPING.get() {
+        return None;
+    }
+    wait_at(gate(device), None, |lock, until| lock.try_read_until(until))
+}
+
+/// Drops owners of wrapped memory of a device, of which no stream waits for another process now, in what was given to
+/// [`while_calm`] or [`while_held`]: their allocator gives memory back, it may be, for which the driver waits for all streams.
+/// They may do anything else as well, for as long as they like, so what waits at the gate meanwhile goes on after a while.
+pub(crate) fn dropping<R>(device: Device, act: impl FnOnce() -> R) -> R {
+    struct Over(&'static Gate);
+    impl Drop for Over {
+        fn drop(&mut self) {
+            IS_DROPPING.set(false);
+            self.0.dropping.fetch_sub(1, Ordering::Release);
+        }
+    }
+    let gate = gate(device);
+    // Release: pairs with the acquire in `wait_at`.
+    gate.dropping.fetch_add(1, Ordering::Release);
+    IS_DROPPING.set(true);
+    let _over = Over(gate);
+    act()
 }
 
 fn all_of(device: Device) -> Vec<std::sync::Arc<Awaits>> {
@@ -28,13 +106,15 @@ fn all_of(device: Device) -> Vec<std::sync::Arc<Awaits>> {
     all
 }
 
-/// No stream of a device is made to wait for another process as long as this is held; none if that cannot be had until then.
+/// No stream of a device is made to wait for another process as long as this is held; none if that cannot be had until then,
+/// or a thread that drops an owner asks.
 fn hold(device: Device, until: Option<Instant>) -> Option<RwLockWriteGuard<'static, ()>> {
-    let giving_back = giving_back(device);
-    match until {
-        Some(until) => giving_back.try_write_until(until),
-        None => Some(giving_back.write()),
+    if IS_DROPPING.get() {
+        return None;
     }
+    wait_at(gate(device), until, |lock, until| {
+        lock.try_write_until(until)
+    })
 }
 
 /// Does something in which the driver waits for all streams of a device, if none of them waits for another process now, or
@@ -50,7 +130,7 @@ pub(crate) fn while_calm<R>(
 
 /// As [`while_calm`], if they have nothing else to do either.
 pub(crate) fn while_idle<R>(device: Device, act: impl FnOnce() -> R) -> Option<R> {
-    let _giving_back = giving_back(device).write();
+    let _giving_back = hold(device, None)?;
     let is_calm = || all_of(device).iter().all(|one| one.is_calm());
     let is_idle = |stream: &Stream| stream.device() != device || stream.is_idle();
     (is_calm() && Stream::all().iter().all(is_idle)).then(act)

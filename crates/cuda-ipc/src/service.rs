@@ -24,15 +24,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hub::Hub;
 use crate::layout::{malformed, station};
 use crate::place::Place;
-use crate::silence::PATIENCE;
+use crate::silence::{PATIENCE, SLICE};
 use crate::socket::{self, LONGEST};
 use crate::stream::Stream;
 use crate::visited::Visited;
 
 /// The longest name: eight words of the station.
 const NAME: usize = 64;
-/// How often is looked, at least, whether a process that is waited for is still there.
-const SLICE: Duration = Duration::from_millis(200);
 /// The system takes nothing for the time of a socket to be no limit.
 const BRIEF: Duration = Duration::from_micros(1);
 
@@ -312,7 +310,10 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
     };
     let mut wait = Patience::new(patience);
     let may_come = |wait: &mut Patience| {
-        !wait.is_over(Instant::now()) && object.arena().is_running(visited.origin)
+        let now = Instant::now();
+        // For others who wait for it.
+        visited.silence.look(now);
+        !wait.is_over(now) && object.arena().is_running(visited.origin)
     };
     let length = loop {
         match object.word(station::SOCKET).load(Ordering::Acquire) as usize {
@@ -444,8 +445,7 @@ pub(crate) fn fetch_copy(
     memory: [u64; 2],
     part: Part,
 ) -> Result<Vec<u8>> {
-    let now = Instant::now();
-    let patience = visited.silence.until(now) - now;
+    let patience = visited.silence.left(Instant::now());
     let descriptor = ask(
         visited,
         pid,

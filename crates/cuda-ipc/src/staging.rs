@@ -25,8 +25,12 @@ use crate::using::Use;
 /// Bytes of copies that are kept for what may be sent again, at most.
 const KEPT: usize = 256 << 20;
 
-/// Who has a copy beside it, and of how many bytes; the eldest first.
-static KEEPERS: Mutex<VecDeque<(Weak<Use>, usize)>> = Mutex::new(VecDeque::new());
+/// A copy of a storage that is kept beside its tensor, if it is.
+pub(crate) type KeptCopy = Mutex<Option<SharedTensor<u8>>>;
+
+/// The copies that are kept, and of how many bytes; the eldest first. Not the tensors: who had one here for a moment could be
+/// its last user, when its token has gone.
+static KEEPERS: Mutex<VecDeque<(Weak<KeptCopy>, usize)>> = Mutex::new(VecDeque::new());
 
 /// What identifies a copy everywhere: line and generation of its block, which no other block ever has.
 pub(crate) type CopyId = [u64; 2];
@@ -36,6 +40,16 @@ pub(crate) type CopyId = [u64; 2];
 pub(crate) struct Source {
     id: CopyId,
     token: Weak<SharedTensor<u64>>,
+}
+
+/// The source of a block, if it is a copy that was not written since.
+pub(crate) type Origin = Mutex<Option<Source>>;
+
+/// A block that was made of a copy, for as long as somebody has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Copied {
+    origin: Weak<Origin>,
+    using: Weak<Use>,
 }
 
 /// The copies of the message that this thread writes.
@@ -73,7 +87,10 @@ pub(crate) fn copy_of_shared(body: &Body) -> Result<(SharedTensor<u8>, Lies)> {
         let found = copies.0.get(&key);
         found.map(|(_, copy)| copy.clone())
     });
-    if let Some(copy) = of_message.flatten().or_else(|| body.using.copy()) {
+    if let Some(copy) = of_message
+        .flatten()
+        .or_else(|| body.using.copy().lock().clone())
+    {
         return Ok((copy, Lies(body.geometry)));
     }
     if Arc::strong_count(&body.using) == 1 {
@@ -109,12 +126,12 @@ fn room(bytes: usize) -> Result<Tensor<u8>> {
 }
 
 /// Keeps a copy beside its tensor, and gives the eldest up where there are too many.
-fn keep(using: &Arc<Use>, copy: &SharedTensor<u8>) {
+fn keep(using: &Use, copy: &SharedTensor<u8>) {
     let mut over = Vec::new();
     let mut keepers = KEEPERS.lock();
     keepers.retain(|(keeper, _)| keeper.strong_count() > 0);
-    using.keep_copy(copy.clone());
-    keepers.push_back((Arc::downgrade(using), copy.numel()));
+    *using.copy().lock() = Some(copy.clone());
+    keepers.push_back((Arc::downgrade(using.copy()), copy.numel()));
     let mut sum: usize = keepers.iter().map(|(_, bytes)| bytes).sum();
     while sum > KEPT
         && let Some((keeper, bytes)) = keepers.pop_front()
@@ -123,23 +140,21 @@ fn keep(using: &Arc<Use>, copy: &SharedTensor<u8>) {
         over.extend(keeper.upgrade());
     }
     drop(keepers);
-    // Dropped outside of the lock: it may be the last use of a tensor.
-    over.iter().for_each(|keeper| keeper.drop_copy());
+    over.iter().for_each(|keeper| drop(keeper.lock().take()));
 }
 
 /// The tensor is going to be written: its copy says nothing of it any more.
 pub(crate) fn forget(using: &Use) {
-    KEEPERS
-        .lock()
-        .retain(|(keeper, _)| !std::ptr::eq(keeper.as_ptr(), using));
-    using.drop_copy();
+    let is_it = |keeper: &Weak<KeptCopy>| std::ptr::eq(keeper.as_ptr(), &raw const **using.copy());
+    KEEPERS.lock().retain(|(keeper, _)| !is_it(keeper));
+    drop(using.copy().lock().take());
 }
 
 /// Gives up the copies that are only kept for what may be sent again.
 pub(crate) fn give_up() {
     let keepers = std::mem::take(&mut *KEEPERS.lock());
     for keeper in keepers.iter().filter_map(|(keeper, _)| keeper.upgrade()) {
-        keeper.drop_copy();
+        drop(keeper.lock().take());
     }
 }
 
@@ -163,8 +178,8 @@ pub(crate) fn arrive_shared(
 ) -> Result<Body> {
     let hub = Hub::get()?;
     geometry.check(bytes.len(), geometry.dtype().align())?;
-    let known = hub.copies.lock().get(&id).and_then(Weak::upgrade);
-    if let Some(body) = known.and_then(|using| again(&using, id, geometry, device).transpose()) {
+    let known = hub.copies.lock().get(&id).cloned();
+    if let Some(body) = known.and_then(|known| known.again(id, geometry, device).transpose()) {
         COUNTERS.received.add(1);
         COUNTERS.staged.add(1);
         return body;
@@ -174,43 +189,66 @@ pub(crate) fn arrive_shared(
     Ok(body)
 }
 
-/// Another handle of a block, if it is still what it was made as, and none of its streams is lost: what is behind that can
-/// be read by nobody, and another copy can.
-fn again(using: &Arc<Use>, id: CopyId, geometry: Geometry, device: Device) -> Result<Option<Body>> {
-    let token = using.token_of_copy(id);
-    let Some(token) = token.filter(|_| using.place.device() == device) else {
-        return Ok(None);
-    };
-    let stream = Stream::for_device(device)?;
-    match using.gather_shared(&stream) {
-        Err(error) if *error.kind() == ErrorKind::WriterGone => return Ok(None),
-        other => other?,
+impl Copied {
+    /// The copy of that name is in this block, whose token that is, from now on.
+    fn made_of(id: CopyId, using: &Arc<Use>, token: &Arc<SharedTensor<u64>>) -> Self {
+        let token = Arc::downgrade(token);
+        *using.origin().lock() = Some(Source { id, token });
+        Self {
+            origin: Arc::downgrade(using.origin()),
+            using: Arc::downgrade(using),
+        }
     }
-    using.works_on(&stream);
-    Ok(Some(Body {
-        using: using.clone(),
-        token: Token::Shared(token),
-        geometry,
-        stream,
-    }))
+
+    /// Another handle of the block, if it is still what it was made as, and none of its streams is lost: what is behind that
+    /// can be read by nobody, and another copy can.
+    fn again(&self, id: CopyId, geometry: Geometry, device: Device) -> Result<Option<Body>> {
+        // First, and so dropped last: who has the block's use here may be its last user.
+        let token = self.origin.upgrade().and_then(|origin| {
+            let origin = origin.lock();
+            origin.as_ref().and_then(|source| source.token(id))
+        });
+        let Some(token) = token else {
+            return Ok(None);
+        };
+        let using = self.using.upgrade();
+        let Some(using) = using.filter(|using| using.place.device() == device) else {
+            return Ok(None);
+        };
+        let stream = Stream::for_device(device)?;
+        match using.gather_shared(&stream) {
+            Err(error) if *error.kind() == ErrorKind::WriterGone => return Ok(None),
+            other => other?,
+        }
+        using.works_on(&stream);
+        Ok(Some(Body {
+            using,
+            token: Token::Shared(token),
+            geometry,
+            stream,
+        }))
+    }
+
+    fn is_there(&self) -> bool {
+        self.using.strong_count() > 0
+    }
 }
 
 fn remember(hub: &Hub, body: &Body, id: CopyId) {
     if let Token::Shared(token) = &body.token {
-        let token = Arc::downgrade(token);
-        body.using.set_source(Source { id, token });
+        let made = Copied::made_of(id, &body.using, token);
         let mut copies = hub.copies.lock();
         // Now and then, those of tensors that are gone.
         if copies.len().is_power_of_two() {
-            copies.retain(|_, using| using.strong_count() > 0);
+            copies.retain(|_, known| known.is_there());
         }
-        copies.insert(id, Arc::downgrade(&body.using));
+        copies.insert(id, made);
     }
 }
 
 impl Source {
     /// The token of the block, if it is the copy of that name.
-    pub(crate) fn token(&self, id: CopyId) -> Option<Arc<SharedTensor<u64>>> {
+    fn token(&self, id: CopyId) -> Option<Arc<SharedTensor<u64>>> {
         (self.id == id).then(|| self.token.upgrade()).flatten()
     }
 
@@ -226,7 +264,7 @@ type Fetched = ([u64; 2], u32, u64);
 /// What was fetched for the message that this thread reads. Not for longer: the message holds what the copies are of, and
 /// nobody can have written it meanwhile.
 #[derive(Debug, Default)]
-struct Fetches(HashMap<Fetched, Weak<Use>>);
+struct Fetches(HashMap<Fetched, Copied>);
 
 /// A shared tensor whose storage has to be fetched from its origin, or was for another view in the same message.
 pub(crate) fn fetch_shared(
@@ -237,11 +275,10 @@ pub(crate) fn fetch_shared(
 ) -> Result<Body> {
     // Found by this alone, and in this message alone.
     let id = fetched.0;
-    let known =
-        while_reading(|fetches: &mut Fetches| fetches.0.get(&fetched).and_then(Weak::upgrade));
+    let known = while_reading(|fetches: &mut Fetches| fetches.0.get(&fetched).cloned());
     if let Some(body) = known
         .flatten()
-        .and_then(|using| again(&using, id, geometry, device).transpose())
+        .and_then(|known| known.again(id, geometry, device).transpose())
     {
         COUNTERS.received.add(1);
         COUNTERS.staged.add(1);
@@ -249,11 +286,8 @@ pub(crate) fn fetch_shared(
     }
     let body = Body::from_copy(&fetch()?, geometry, device)?.freeze();
     if let Token::Shared(token) = &body.token {
-        let token = Arc::downgrade(token);
-        body.using.set_source(Source { id, token });
+        let made = Copied::made_of(id, &body.using, token);
+        while_reading(|fetches: &mut Fetches| fetches.0.insert(fetched, made));
     }
-    while_reading(|fetches: &mut Fetches| {
-        fetches.0.insert(fetched, Arc::downgrade(&body.using));
-    });
     Ok(body)
 }

@@ -4,9 +4,7 @@
 //! the work so far. A tensor that arrives is put on the stream that is current on the receiving thread
 //! ([`Stream::scope`]), else on the default stream of its device, which this crate makes once a process.
 
-use std::cell::RefCell;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -40,13 +38,6 @@ pub(crate) struct Inner {
     spare: Mutex<Vec<RawEvent>>,
     /// What the stream waits for, as far as that may never happen.
     awaits: Arc<Awaits>,
-}
-
-thread_local! {
-    /// Those of the scopes that the thread is in. Never dropped, so that tensors can also be made, sent and received where the
-    /// other values of a thread are; it has no memory outside of all scopes.
-    static CURRENT: RefCell<ManuallyDrop<Vec<Stream>>> =
-        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// All streams that live.
@@ -95,9 +86,10 @@ impl Stream {
         raw: RawStream,
         borrowed: Option<usize>,
     ) -> Result<Self> {
-        // Those of this crate are not.
-        let is_blocking = || Ok(borrowed.is_some() && driver.is_blocking(&raw)?);
-        let awaits = crate::numbers::of(driver, device, borrowed, is_blocking)?;
+        let awaits = match borrowed {
+            Some(_) => crate::numbers::of_borrowed(driver, device, &raw)?,
+            None => crate::numbers::of_new(driver, device)?,
+        };
         let inner = Arc::new(Inner {
             driver,
             device,
@@ -333,11 +325,11 @@ impl Stream {
         self.wait_behind(event, other.0.awaits.all())
     }
 
-    /// What is put into this stream from now on waits for an event of this process, behind work in those streams.
-    pub(crate) fn wait_for_recorded(&self, event: &RawEvent, recorded_in: &[Self]) -> Result<()> {
-        recorded_in.iter().try_for_each(Self::check)?;
-        let all = recorded_in.iter().flat_map(|other| other.0.awaits.all());
-        self.wait_behind(event, all.collect())
+    /// What is put into this stream from now on waits for an event of this process, behind what is in a stream that waits for
+    /// that: it may be gone.
+    pub(crate) fn wait_for_recorded(&self, event: &RawEvent, recorded_in: &Awaits) -> Result<()> {
+        recorded_in.check()?;
+        self.wait_behind(event, recorded_in.all())
     }
 
     /// What is put into this stream from now on waits for an event of this process, behind what is `inherited`.
@@ -349,59 +341,6 @@ impl Stream {
         }
     }
 
-    /// Makes this the current stream of the thread for as long as `f` runs: tensors that are made or received in it are on
-    /// this stream.
-    ///
-    /// ```no_run
-    /// # use cuda_ipc::{Device, DeviceTensor, Stream};
-    /// # fn get() -> cuda_ipc::Result<DeviceTensor<f32>> { DeviceTensor::zeros([4]) }
-    /// let side = Stream::new(Device::new(0)?)?;
-    /// let tensor = side.scope(|| get())?; // `side` waits for whoever wrote it
-    /// # Ok::<(), cuda_ipc::Error>(())
-    /// ```
-    pub fn scope<R>(&self, f: impl FnOnce() -> R) -> R {
-        struct Leave;
-        impl Drop for Leave {
-            fn drop(&mut self) {
-                // Dropped when nothing of it is borrowed any more.
-                let _left = CURRENT.with_borrow_mut(|streams| match streams.len() {
-                    1 => std::mem::take(&mut **streams).pop(),
-                    _ => streams.pop(),
-                });
-            }
-        }
-        CURRENT.with_borrow_mut(|streams| streams.push(self.clone()));
-        let _leave = Leave;
-        f()
-    }
-
-    /// The current stream of this thread: that of the innermost [`scope`](Self::scope), or else the default stream of
-    /// device 0.
-    ///
-    /// # Errors
-    /// When there is no device.
-    pub fn current() -> Result<Self> {
-        match CURRENT.with_borrow(|streams| streams.last().cloned()) {
-            Some(stream) => Ok(stream),
-            None => Self::of(Device::new(0)?),
-        }
-    }
-
-    /// The stream for something on `device`: the current one if it is of that device, or else the device's default.
-    pub(crate) fn for_device(device: Device) -> Result<Self> {
-        let current = CURRENT.with_borrow(|streams| {
-            streams
-                .iter()
-                .rev()
-                .find(|stream| stream.device() == device)
-                .cloned()
-        });
-        match current {
-            Some(stream) => Ok(stream),
-            None => Self::of(device),
-        }
-    }
-
     /// Whether both are the same stream.
     #[must_use]
     pub fn same(&self, other: &Self) -> bool {
@@ -409,10 +348,21 @@ impl Stream {
             || (self.device() == other.device() && self.as_raw() == other.as_raw())
     }
 
+    /// What it waits for.
+    pub(crate) fn awaits(&self) -> &Arc<Awaits> {
+        &self.0.awaits
+    }
+
     /// With which other streams it is ordered by the driver.
     #[cfg(feature = "cudarc")]
     pub(crate) fn company(&self) -> Arc<crate::company::Company> {
         self.0.awaits.company.clone()
+    }
+
+    /// By which the driver tells it from others that had its handle.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn id(&self) -> Option<u64> {
+        self.0.awaits.borrowed.and_then(|borrowed| borrowed.id)
     }
 
     /// Whether somebody else made it, and will destroy it.

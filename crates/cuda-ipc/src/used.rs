@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, SyncOnDrop};
 use parking_lot::Mutex;
 
+use crate::awaits::Borrowed;
 use crate::company::Company;
 use crate::device::Device;
 use crate::driver::RawEvent;
@@ -23,7 +24,9 @@ pub(crate) struct Used {
     /// The device of the stream, which may be another one than the tensor's.
     device: Device,
     /// The driver's pointer of the stream.
-    stream: usize,
+    pub(crate) stream: usize,
+    /// By which it is told from others that had its pointer.
+    id: Option<u64>,
     event: CudaEvent,
     /// The stream, in a context that records; none where it is of a context that is no device's primary one.
     through: Option<Arc<CudaStream>>,
@@ -37,10 +40,10 @@ impl Used {
         let device = device_of(stream)?;
         let raw = stream.cu_stream().addr();
         // SAFETY: it is used in this call only, for which the stream is borrowed.
-        let company = match unsafe { Stream::from_raw(device, raw) } {
-            Ok(theirs) => theirs.company(),
+        let (id, company) = match unsafe { Stream::from_raw(device, raw) } {
+            Ok(theirs) => (theirs.id(), theirs.company()),
             // That of this thread takes part as well.
-            Err(_) => Company::of_blocking(device),
+            Err(_) => (None, Company::of_blocking(device)),
         };
         let recording = recording(device)?;
         let is_same = *recording.context == **stream.context();
@@ -55,6 +58,7 @@ impl Used {
         Ok(Self {
             device,
             stream: raw,
+            id,
             event: context.new_event(None).map_err(told)?,
             through,
             company,
@@ -73,7 +77,11 @@ impl Used {
         let (ordinal, raw) = (self.device.ordinal(), self.event.cu_event().addr());
         // SAFETY: the event is cudarc's, and lives as long as this.
         let event = unsafe { RawEvent::made(ordinal, raw) };
-        let awaited = crate::numbers::awaited_by(self.device, self.stream);
+        let theirs = Borrowed {
+            raw: self.stream,
+            id: self.id,
+        };
+        let awaited = crate::numbers::awaited_by(self.device, theirs);
         stream.wait_behind(&event, awaited.unwrap_or_else(|| self.company.all()))
     }
 

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use crate::driver::check_not_forked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::place::{Late, Place};
-use crate::staging::{CopyId, Source};
+use crate::staging::{KeptCopy, Origin};
 use crate::stream::Stream;
 
 /// How long readers that have let go may take to be done.
@@ -35,9 +35,9 @@ pub(crate) struct Use {
     /// Of a block that is only read: whether *ready* was recorded for others, or by others.
     published: Mutex<bool>,
     /// A copy of the storage, as it went to who cannot open it.
-    copy: Mutex<Option<SharedTensor<u8>>>,
+    copy: Arc<KeptCopy>,
     /// Of a block that was made of such a copy: which.
-    source: Mutex<Option<Source>>,
+    origin: Arc<Origin>,
     /// Of a block with one owner: it was sent, and *ready* stands behind all the work of this process.
     handed: AtomicBool,
 }
@@ -54,8 +54,8 @@ impl Use {
                 token,
                 streams: Mutex::default(),
                 published: Mutex::new(false),
-                copy: Mutex::default(),
-                source: Mutex::default(),
+                copy: Arc::default(),
+                origin: Arc::default(),
                 handed: AtomicBool::new(false),
             })
         };
@@ -131,30 +131,18 @@ impl Use {
     }
 
     /// The copy of the storage that was sent last, if it was kept.
-    pub(crate) fn copy(&self) -> Option<SharedTensor<u8>> {
-        self.copy.lock().clone()
+    pub(crate) fn copy(&self) -> &Arc<KeptCopy> {
+        &self.copy
     }
 
-    pub(crate) fn keep_copy(&self, copy: SharedTensor<u8>) {
-        *self.copy.lock() = Some(copy);
-    }
-
-    pub(crate) fn drop_copy(&self) {
-        drop(self.copy.lock().take());
-    }
-
-    pub(crate) fn set_source(&self, source: Source) {
-        *self.source.lock() = Some(source);
-    }
-
-    /// The token of a block that was made of that copy and not written since.
-    pub(crate) fn token_of_copy(&self, id: CopyId) -> Option<Arc<SharedTensor<u64>>> {
-        self.source.lock().as_ref()?.token(id)
+    /// Which copy the block was made of, if it was and was not written since.
+    pub(crate) fn origin(&self) -> &Arc<Origin> {
+        &self.origin
     }
 
     /// The block has another token.
     pub(crate) fn set_token_of_copy(&self, token: &Arc<SharedTensor<u64>>) {
-        if let Some(source) = &mut *self.source.lock() {
+        if let Some(source) = &mut *self.origin.lock() {
             source.set_token(token);
         }
     }
@@ -173,7 +161,7 @@ impl Use {
         if !crate::sabotage::is("copy") {
             crate::staging::forget(self);
         }
-        drop(self.source.lock().take());
+        drop(self.origin.lock().take());
         let mut published = self.published.lock();
         if *published {
             if !self
@@ -231,7 +219,7 @@ impl Use {
             // all, as long as this process lives.
             let done = streams.iter().try_for_each(Stream::synchronize);
             if done.is_err() && !crate::sabotage::is("kept") {
-                self.place.keep(self.index)?;
+                crate::kept::keep(&self.place, self.index, &self.token);
             }
             done?;
         }

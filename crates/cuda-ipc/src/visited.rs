@@ -45,7 +45,7 @@ pub(crate) struct Visited {
 
 /// How long a receiver waits for an origin's descriptor, if one of that origin was mapped before: it is asked again when the
 /// tensor is used.
-pub(crate) const SOON: Duration = Duration::from_millis(20);
+const SOON: Duration = Duration::from_millis(20);
 /// How long for the first: where the system does not let it be mapped, the tensor comes as a copy, and it has to be known for
 /// that when it is received.
 const AT_FIRST: Duration = Duration::from_secs(1);

@@ -95,16 +95,20 @@ impl Hub {
             if !is_any {
                 continue;
             }
-            let goes = |memory: &Arc<Memory>| may_go(memory) && memory.begin_to_go();
-            let take = || pool.lock().take_wrapped(true, goes);
-            let gone = match held {
-                true => rest::while_held(device, None, take).ok(),
-                false => rest::while_calm(device, Some(Instant::now()), take),
+            let drop_all = || {
+                let goes = |memory: &Arc<Memory>| may_go(memory) && memory.begin_to_go();
+                let gone = pool.lock().take_wrapped(true, goes);
+                rest::dropping(device, || {
+                    for memory in &gone {
+                        self.drop_owner_of(memory);
+                    }
+                });
             };
-            stays |= gone.is_none();
-            for memory in gone.unwrap_or_default() {
-                self.drop_owner_of(&memory);
-            }
+            let dropped = match held {
+                true => rest::while_held(device, None, drop_all).ok(),
+                false => rest::while_calm(device, Some(Instant::now()), drop_all),
+            };
+            stays |= dropped.is_none();
         }
         stays
     }

@@ -7,7 +7,9 @@ use core::sync::atomic::Ordering;
 
 use crate::arena::Arena;
 use crate::cells::Owner;
+use crate::error::Result;
 use crate::heap;
+use crate::held::Held;
 use crate::layout::{LINE, counted};
 use crate::lease::{self, Kind};
 use crate::line::Counted;
@@ -95,6 +97,28 @@ impl Trace {
         }
     }
 
+    /// One more reference, of this process: for who has no handle at hand, and yet has to see to it that the block stays.
+    /// Somebody must hold it meanwhile.
+    ///
+    /// # Errors
+    /// `Stale` when nobody holds it any more; when there is no room for one more reference.
+    ///
+    /// ```
+    /// use shm_core::{Tensor, trace::Trace};
+    ///
+    /// let tensor = Tensor::<u8>::zeros(16)?;
+    /// let trace = Trace::of(&tensor);
+    /// let hold = trace.hold()?;
+    /// drop(tensor);
+    /// assert_eq!(trace.references(), 1);
+    /// drop(hold);
+    /// assert!(trace.hold().is_err());
+    /// # Ok::<(), shm_core::Error>(())
+    /// ```
+    pub fn hold(&self) -> Result<Hold> {
+        Held::open(&self.arena, self.line, self.generation).map(Hold)
+    }
+
     /// Which participants hold it, by their leases; messages on their way hold some, too, and are not listed.
     #[must_use]
     pub fn holders(&self) -> Vec<Owner> {
@@ -112,3 +136,8 @@ impl Trace {
         present.map(|(owner, _)| owner).filter(holds).collect()
     }
 }
+
+/// A reference to a block or object that says nothing of what is in it; from [`Trace::hold`].
+#[derive(Debug)]
+#[must_use = "the block stays only as long as it is held"]
+pub struct Hold(#[expect(dead_code, reason = "held until it is dropped")] Held);

@@ -81,6 +81,7 @@ pub(crate) const NAMES: &[&str] = &[
     "cuStreamDestroy_v2",
     "cuStreamGetCtx",
     "cuStreamGetFlags",
+    "cuStreamGetId",
     "cuStreamQuery",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",

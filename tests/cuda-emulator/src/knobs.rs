@@ -16,6 +16,7 @@ pub(crate) const MEMORY: &str = "CUDA_EMULATOR_MEMORY_MIB";
 pub(crate) const RACES: &str = "CUDA_EMULATOR_RACES";
 pub(crate) const FAIL: &str = "CUDA_EMULATOR_FAIL";
 pub(crate) const DEAD_EVENTS: &str = "CUDA_EMULATOR_DEAD_EVENTS";
+pub(crate) const HANDLES: &str = "CUDA_EMULATOR_STREAM_HANDLES";
 pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// What the emulated machine can lack.
@@ -92,6 +93,8 @@ pub(crate) struct Knobs {
     pub(crate) races: bool,
     /// Whether events that a dead process left unfinished happen, though its work is not done.
     pub(crate) dead_events_happen: bool,
+    /// Whether a stream gets the handle of one that was destroyed.
+    pub(crate) handles_again: bool,
     pub(crate) failures: Vec<Failure>,
     without: Vec<Feature>,
 }
@@ -106,6 +109,7 @@ impl Knobs {
             memory: number(MEMORY, 16 << 10) << 20,
             races: number(RACES, 1) != 0,
             dead_events_happen: env::var(DEAD_EVENTS).is_ok_and(|value| value == "happen"),
+            handles_again: env::var(HANDLES).is_ok_and(|value| value == "again"),
             failures: failures(&env::var(FAIL).unwrap_or_default()),
             without: FEATURES
                 .iter()

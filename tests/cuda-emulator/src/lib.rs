@@ -19,6 +19,7 @@ mod copy;
 mod driver;
 mod event;
 mod exit;
+mod handles;
 mod host;
 mod ipc;
 mod knobs;

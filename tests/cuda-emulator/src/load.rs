@@ -24,9 +24,10 @@ use crate::session::Session;
 const FILE: &str = "libcuda_emulator.so";
 
 /// Since which driver a symbol is there; those that this knows of.
-const SINCE: [(&str, i32); 5] = [
+const SINCE: [(&str, i32); 6] = [
     ("cuDeviceGetUuid_v2", 11_040),
     ("cuGetProcAddress_v2", 12_000),
+    ("cuStreamGetId", 12_000),
     ("cuStreamWaitValue32_v2", 11_070),
     ("cuStreamWaitValue64_v2", 11_070),
     ("cuStreamWriteValue64_v2", 11_070),
@@ -146,6 +147,13 @@ impl Knobs {
     #[must_use]
     pub fn fail_at(self, nth: u64, code: i32) -> Self {
         self.fail(knobs::ANY, code, Some(nth))
+    }
+
+    /// A stream gets the handle of one that was destroyed, as from any driver. Without this no handle is ever another stream's, so
+    /// that a use of one that was destroyed is told.
+    #[must_use]
+    pub fn stream_handles_again(self) -> Self {
+        self.with(knobs::HANDLES, "again")
     }
 
     /// As environment variables, for a child's `Command`.

@@ -40,6 +40,8 @@ pub(crate) struct Local {
     handles: usize,
     pub(crate) contexts: [Context; board::DEVICES],
     pub(crate) streams: HashMap<usize, Arc<Stream>>,
+    /// Handles of streams that were destroyed, to be given out again.
+    pub(crate) free_handles: Vec<usize>,
     /// What blocking streams had to do, by their device, when they were destroyed.
     pub(crate) destroyed: Vec<(usize, Ticket)>,
     pub(crate) events: HashMap<usize, Event>,
@@ -158,6 +160,7 @@ impl Process {
                 handles: 0,
                 contexts: Default::default(),
                 streams: HashMap::new(),
+                free_handles: Vec::new(),
                 destroyed: Vec::new(),
                 events: HashMap::new(),
                 space: Space::new(serial)?,

@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
@@ -21,8 +22,10 @@ pub(crate) struct Stream {
     pub(crate) device: usize,
     pub(crate) slot: usize,
     generation: u32,
+    /// No other stream of the process ever has it.
+    pub(crate) id: u64,
     /// Whether it waits for the default stream, and the other way round.
-    blocking: bool,
+    pub(crate) blocking: bool,
     queue: Mutex<Queue>,
     ready: Condvar,
 }
@@ -115,10 +118,12 @@ impl Stream {
             .board
             .lock()
             .open_stream(process.board, process.row)?;
+        static IDS: AtomicU64 = AtomicU64::new(1);
         let stream = Arc::new(Self {
             device,
             slot,
             generation,
+            id: IDS.fetch_add(1, Ordering::Relaxed),
             blocking: flags & NON_BLOCKING == 0,
             queue: Mutex::default(),
             ready: Condvar::new(),
@@ -341,24 +346,6 @@ impl Local {
         let mut all: Vec<_> = blocking.map(|other| other.latest(process).0).collect();
         all.extend(self.left_before(stream));
         all
-    }
-
-    /// No more comes in a stream; what is in it is still done.
-    pub(crate) fn destroy_stream(&mut self, process: &Process, handle: usize) -> Answer {
-        let Some(stream) = self.streams.remove(&handle) else {
-            return refuse(
-                code::INVALID_HANDLE,
-                "the stream was destroyed, or never was one of this process",
-            );
-        };
-        self.destroyed
-            .retain(|(_, ticket)| process.progress(*ticket) != Progress::Done);
-        if stream.blocking {
-            let (ticket, _) = stream.latest(process);
-            self.destroyed.push((stream.device, ticket));
-        }
-        stream.close();
-        Ok(())
     }
 
     /// Issues an operation, with `then` told its ticket and its clock while the board is locked.

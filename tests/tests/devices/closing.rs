@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     memory_that_was_opened_and_cannot_be_used_is_closed_again,
     what_another_thread_is_about_to_close_is_closed_when_collect_returns,
     memory_behind_a_stream_that_waits_for_the_dead_is_told_and_does_not_grow,
+    closing_looks_no_longer_than_it_may_for_work_in_streams_of_other_devices,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -366,4 +367,35 @@ fn memory_is_unmapped_only_when_this_process_is_done_with_what_it_dropped() {
     one.synchronize().unwrap();
     drop(busy);
     all_is_well(session);
+}
+
+/// Giving memory back waits for the streams of its own device alone, so for work in those of others it is looked for a while;
+/// not by who has no time left.
+fn closing_looks_no_longer_than_it_may_for_work_in_streams_of_other_devices() {
+    // The copy waits for the source's stream with the first record, and the source's stream for the copy with the second.
+    let session = with(&Knobs::new().fail("cuEventRecord", 999, Some(2)));
+    let source = Bytes::zeros([3 << 20]).unwrap();
+    source.stream().synchronize().unwrap();
+    let second = Device::new(1).unwrap();
+    let [side, other] = [(); 2].map(|()| Stream::new(second).unwrap());
+    let driver = Driver::loaded();
+    driver.start(1).unwrap();
+    let word = driver.alloc(8).unwrap();
+    driver.fill_async(word, 0, 8, side.as_raw()).unwrap();
+    let equal = 1;
+    driver.wait_value(side.as_raw(), word, 7, equal).unwrap();
+    let copy = side.scope(|| source.to_device(second));
+    assert_eq!(copy.unwrap_err().code(), Some(999));
+    drop(source);
+    let me = std::process::id();
+    let before = session.calls_of(me);
+    let error = cuda_ipc::close(Duration::ZERO).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::TimedOut, "{error}");
+    let looks = session.calls_of(me).of("cuEventQuery") - before.of("cuEventQuery");
+    // One for each thing that there is, and what is looked at twice a second; who looks for a second looks thousands of times.
+    assert!(looks < 50, "{looks}");
+    driver.write_value(other.as_raw(), word, 7, 0).unwrap();
+    side.synchronize().unwrap();
+    driver.free(word).unwrap();
+    no_memory_is_left(session);
 }

@@ -7,7 +7,7 @@ use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
-use crate::lost::{Behind, behind, dies};
+use crate::behind::{Behind, behind, dies};
 use crate::support::{machine, no_memory_is_left};
 
 pub(crate) const TESTS: &[Test] = &tests![
@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_view_of_a_copy_comes_though_the_stream_of_the_first_one_is_lost,
     events_of_a_stream_that_is_lost_give_way_to_others,
     an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin,
+    an_event_that_a_third_process_finds_unfinished_goes_back_though_no_word_is_free,
     who_makes_a_copy_for_another_process_does_not_stay_behind_the_dead,
     a_block_that_is_copied_for_a_process_that_died_is_not_given_out_meanwhile,
 ];
@@ -126,28 +127,30 @@ fn write(_rank: usize, (from, to, [ready, go]): Part) -> tensormp::Result<()> {
     Ok(())
 }
 
-fn an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin() {
+/// A tensor whose writer is killed before it is written; a third process, for which it is, has it alone then, and drops it.
+fn is_thawed_by_a_third(session: &cuda_emulator::Session, tensor: Bytes) {
     /// Has it alone before it is known here that its own stream is lost.
     fn thaw(
         _rank: usize,
         (from, [waits, dead]): (Receiver<Shared>, [Event; 2]),
     ) -> tensormp::Result<()> {
-        let tensor = from.get()?;
+        let mut tensor = from.get()?;
         waits.set();
         dead.wait()?;
-        let _ = tensor.try_thaw();
+        // The dead hold it no longer when they are buried.
+        while let Err(shared) = tensor.try_thaw() {
+            tensor = shared;
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Ok(())
     }
-    let session = machine();
-    // No other one can take its place.
-    Options::new().events(1).install().unwrap();
-    let (to, from) = Queue::bounded(1).unwrap().split();
+    let (to_writer, from) = Queue::bounded(1).unwrap().split();
     let (on, out) = Queue::bounded(1).unwrap().split();
     let [ready, go, waits, dead] = [(); 4].map(|()| Event::new().unwrap());
     let part = (from, on, [ready.clone(), go.clone()]);
     let mut writer = spawn(write, part, 1).unwrap();
     let mut third = spawn(thaw, (out, [waits.clone(), dead.clone()]), 1).unwrap();
-    to.put(Bytes::zeros([3]).unwrap()).unwrap();
+    to_writer.put(tensor).unwrap();
     ready.wait().unwrap();
     session.hold();
     go.set();
@@ -157,15 +160,59 @@ fn an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin() {
     dead.set();
     third.join().unwrap();
     session.let_go();
-    let (sender, receiver) = Queue::bounded(1).unwrap().split();
-    let mut waits = u64::MAX;
-    // When it was seen for long enough that it does not happen, another one is made for it.
-    while cuda_ipc::stats().host_waits != waits {
-        waits = cuda_ipc::stats().host_waits;
-        sender.put(Bytes::zeros([3]).unwrap()).unwrap();
-        assert_eq!(receiver.get().unwrap().to_vec().unwrap(), [0; 3]);
-        std::thread::sleep(Duration::from_millis(1));
+}
+
+/// When it was seen for long enough that an event does not happen, another one is made for it: nothing that is sent waits, from
+/// then on.
+pub(crate) fn see_all_events(send: fn()) {
+    let mut rounds = 0;
+    while rounds < 5 {
+        let waits = cuda_ipc::stats().host_waits;
+        send();
+        // The origin looks for events that are of no use elsewhere every 20 ms.
+        std::thread::sleep(Duration::from_millis(25));
+        let has_waited = cuda_ipc::stats().host_waits != waits;
+        rounds = if has_waited { 0 } else { rounds + 1 };
     }
+}
+
+fn an_event_that_a_third_process_finds_unfinished_goes_back_to_its_origin() {
+    let session = machine();
+    // No other one can take its place.
+    Options::new().events(1).install().unwrap();
+    is_thawed_by_a_third(&session, Bytes::zeros([3]).unwrap());
+    see_all_events(send_one);
+}
+
+/// A tensor with as many events as it can have.
+fn with_all_words() -> Bytes {
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    let shared = Bytes::zeros([3]).unwrap().freeze();
+    sender.put(shared.clone()).unwrap();
+    drop(receiver.get().unwrap());
+    shared.try_thaw().unwrap()
+}
+
+fn send_one() {
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    sender.put(Bytes::zeros([3]).unwrap()).unwrap();
+    assert_eq!(receiver.get().unwrap().to_vec().unwrap(), [0; 3]);
+}
+
+/// One that six events are bound to, while another one has the seventh.
+pub(crate) fn send_two() {
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    let shared = Bytes::zeros([3]).unwrap().freeze();
+    sender.put(shared).unwrap();
+    send_one();
+    receiver.get().unwrap();
+}
+
+fn an_event_that_a_third_process_finds_unfinished_goes_back_though_no_word_is_free() {
+    let session = machine();
+    Options::new().events(7).install().unwrap();
+    is_thawed_by_a_third(&session, with_all_words());
+    see_all_events(send_two);
 }
 
 fn who_makes_a_copy_for_another_process_does_not_stay_behind_the_dead() {

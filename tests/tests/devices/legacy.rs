@@ -1,7 +1,6 @@
 //! Streams that CUDA orders by itself: its legacy default stream, and the blocking streams of a device. What is behind work of
 //! the dead that way is an error and no hang.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,12 +8,14 @@ use std::time::Duration;
 use cuda_emulator::{Driver, Session};
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, SharedDeviceTensor, Stream};
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
-use integration_tests::{Test, kill, resume, see_stopped, stop, tests};
+use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 
+use crate::behind::{
+    Behind, Between, behind, dies, read_by_a_third, read_one, sent_by_one_that_is_stopped,
+};
 use crate::lifetime::promise;
-use crate::lost::{Behind, behind, dies, read_one};
-use crate::order::handed;
+use crate::order::costs_one_record_and_one_wait_a_side;
 use crate::others::Owner;
 use crate::support::{all_is_well, machine, slow_machine};
 
@@ -58,7 +59,7 @@ fn use_the_default_stream_of_cuda() {
 }
 
 /// A process that is about to write a tensor, for which this stream waits now.
-fn late_in(stream: &Stream, session: &Session) -> (SpawnContext<()>, Shared) {
+pub(crate) fn late_in(stream: &Stream, session: &Session) -> (SpawnContext<()>, Shared) {
     let (sender, receiver) = Queue::bounded(4).unwrap().split();
     let (ready, go) = (Event::new().unwrap(), Event::new().unwrap());
     let writer = spawn(promise, (sender, ready.clone(), go.clone()), 1).unwrap();
@@ -137,28 +138,18 @@ fn what_would_stay_behind_another_blocking_stream_is_not_sent() {
 
 fn what_was_sent_behind_another_blocking_stream_is_an_error_and_no_hang() {
     let session = machine();
-    let (sender, receiver) = Queue::bounded(1).unwrap().split();
-    let (said, told) = Queue::bounded(1).unwrap().split();
-    let mut third = spawn(read_one, (receiver, said), 1).unwrap();
-    let ([one, _two], mut mine) = two();
-    let (writer, _theirs) = late_in(&one, &session);
-    use_the_default_stream_of_cuda();
-    mine.clear().unwrap();
-    sender.put(mine).unwrap();
-    assert_eq!(told.get().unwrap(), "received");
-    dies(writer, &session);
-    // This process lives, and does nothing.
-    let read = told.get().unwrap();
-    assert!(read.contains("WriterGone"), "{read}");
-    third.join().unwrap();
+    read_by_a_third(&session, || {
+        let ([one, two], mut mine) = two();
+        let (writer, theirs) = late_in(&one, &session);
+        use_the_default_stream_of_cuda();
+        mine.clear().unwrap();
+        (writer, mine, (theirs, one, two))
+    });
 }
 
 fn what_was_sent_behind_another_blocking_stream_of_one_that_is_stopped_is_an_error() {
     /// Receives in one stream what is not written yet, and sends its own behind it in another one.
-    fn send_behind(
-        _rank: usize,
-        (from, to, ready): (Receiver<Shared>, Sender<Bytes>, Event),
-    ) -> tensormp::Result<()> {
+    fn send_behind(_rank: usize, (from, to, ready): Between) -> tensormp::Result<()> {
         let ([one, _two], mut mine) = two();
         ready.set();
         let _theirs = one.scope(|| from.get())?;
@@ -169,24 +160,8 @@ fn what_was_sent_behind_another_blocking_stream_of_one_that_is_stopped_is_an_err
         Ok(())
     }
     let session = machine();
-    let (sender, receiver) = Queue::bounded(1).unwrap().split();
-    let (to, from) = Queue::bounded(1).unwrap().split();
-    let [ready, go, prepared] = [(); 3].map(|()| Event::new().unwrap());
-    let writer = spawn(promise, (sender, ready.clone(), go.clone()), 1).unwrap();
-    let mut between = spawn(send_behind, (receiver, to, prepared.clone()), 1).unwrap();
-    ready.wait().unwrap();
-    prepared.wait().unwrap();
-    session.hold();
-    go.set();
-    let tensor: Bytes = from.get().unwrap();
-    let pid = between.pids()[0];
-    stop(pid);
-    see_stopped(pid);
-    dies(writer, &session);
-    is_lost(tensor.to_vec());
-    resume(pid);
-    kill(pid);
-    assert!(between.join().is_err());
+    let begin = |part| spawn(send_behind, part, 1).unwrap();
+    sent_by_one_that_is_stopped(&session, begin, |tensor| is_lost(tensor.to_vec()));
 }
 
 fn what_a_blocking_stream_was_given_before_another_one_came_to_wait_is_not_lost() {
@@ -240,7 +215,6 @@ fn tensors_are_in_order_with_the_default_stream_of_cuda() {
 }
 
 fn a_hand_over_in_the_default_stream_of_cuda_costs_no_more_than_in_others() {
-    const ROUNDS: u64 = 40;
     fn turn(_rank: usize, (from, back): (Receiver<Bytes>, Sender<Bytes>)) -> tensormp::Result<()> {
         let [legacy, _also] = [Stream::legacy(device())?, lent(0)];
         legacy.scope(|| {
@@ -267,12 +241,7 @@ fn a_hand_over_in_the_default_stream_of_cuda_costs_no_more_than_in_others() {
             full.put(tensor).unwrap();
             slot = Some(empty.get().unwrap());
         };
-        (0..20).for_each(|_| round());
-        let pids = [std::process::id(), context.pids()[0]];
-        let [one, other] = handed(&session, pids, || (0..ROUNDS).for_each(|_| round()));
-        let wanted = HashMap::from([("cuEventRecord", ROUNDS), ("cuStreamWaitEvent", ROUNDS)]);
-        assert_eq!(one, wanted);
-        assert_eq!(other, wanted);
+        costs_one_record_and_one_wait_a_side(&session, context.pids()[0], 40, &mut round);
     });
     drop(full);
     context.join().unwrap();

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use cuda_emulator::Session;
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, PinnedTensor, SharedDeviceTensor, Stream};
-use integration_tests::{Test, kill, resume, see_stopped, stop, tests};
+use integration_tests::{Test, kill, tests};
 use tensormp::prelude::*;
 
+use crate::behind::{Behind, Between, behind, dies, read_by_a_third, sent_by_one_that_is_stopped};
 use crate::lifetime::promise;
 use crate::support::machine;
 
@@ -30,69 +30,19 @@ pub(crate) const TESTS: &[Test] = &tests![
 type Bytes = DeviceTensor<u8>;
 type Shared = SharedDeviceTensor<u8>;
 
-/// A process that is about to write a tensor, and the tensor, for which the default stream of this process waits now.
-pub(crate) struct Behind {
-    pub(crate) writer: SpawnContext<()>,
-    pub(crate) theirs: Shared,
-    /// Of this process, written behind it in the same stream.
-    pub(crate) mine: Bytes,
-}
-
-pub(crate) fn behind(session: &Session) -> Behind {
-    let (sender, receiver) = Queue::bounded(4).unwrap().split();
-    let (ready, go) = (Event::new().unwrap(), Event::new().unwrap());
-    let mut mine = DeviceTensor::from_slice([3], &[1_u8, 2, 3]).unwrap();
-    let writer = spawn(promise, (sender, ready.clone(), go.clone()), 1).unwrap();
-    ready.wait().unwrap();
-    session.hold();
-    go.set();
-    let theirs = receiver.get().unwrap();
-    mine.clear().unwrap();
-    Behind {
-        writer,
-        theirs,
-        mine,
-    }
-}
-
-/// It dies, and what it had on the device with it.
-pub(crate) fn dies(mut writer: SpawnContext<()>, session: &Session) {
-    writer.kill();
-    assert!(writer.join().is_err());
-    session.let_go();
-}
-
-/// Receives one tensor, says so, and then what reading it answers.
-pub(crate) fn read_one(
-    _rank: usize,
-    (from, said): (Receiver<Bytes>, Sender<String>),
-) -> tensormp::Result<()> {
-    let tensor = from.get()?;
-    said.put("received".to_owned())?;
-    said.put(match tensor.to_vec() {
-        Ok(elements) => format!("{elements:?}"),
-        Err(error) => format!("{:?}: {error}", error.kind()),
-    })?;
-    Ok(())
-}
-
 fn what_was_sent_behind_work_of_the_dead_is_an_error_and_no_hang() {
     let session = machine();
-    let (sender, receiver) = Queue::bounded(4).unwrap().split();
-    let (said, told) = Queue::bounded(4).unwrap().split();
-    let mut third = spawn(read_one, (receiver, said), 1).unwrap();
-    let Behind { writer, mine, .. } = behind(&session);
-    let dead = writer.pids()[0];
-    sender.put(mine).unwrap();
-    assert_eq!(told.get().unwrap(), "received");
-    dies(writer, &session);
-    // This process lives, and does nothing.
-    let read = told.get().unwrap();
-    assert!(
-        read.contains("WriterGone") && read.contains("has ended"),
-        "{read}"
-    );
-    third.join().unwrap();
+    let mut dead = 0;
+    let read = read_by_a_third(&session, || {
+        let Behind {
+            writer,
+            theirs,
+            mine,
+        } = behind(&session);
+        dead = writer.pids()[0];
+        (writer, mine, theirs)
+    });
+    assert!(read.contains("has ended"), "{read}");
     let [stuck] = &cuda_ipc::stats().stuck[..] else {
         panic!("this process knows as well");
     };
@@ -101,10 +51,7 @@ fn what_was_sent_behind_work_of_the_dead_is_an_error_and_no_hang() {
 
 fn what_was_sent_behind_work_of_the_dead_by_one_that_is_stopped_is_an_error() {
     /// Receives what is not written yet, and sends its own behind it.
-    fn send_behind(
-        _rank: usize,
-        (from, to, ready): (Receiver<Shared>, Sender<Bytes>, Event),
-    ) -> tensormp::Result<()> {
+    fn send_behind(_rank: usize, (from, to, ready): Between) -> tensormp::Result<()> {
         let mut mine = DeviceTensor::from_slice([3], &[1_u8, 2, 3])?;
         ready.set();
         let _theirs = from.get()?;
@@ -114,26 +61,11 @@ fn what_was_sent_behind_work_of_the_dead_by_one_that_is_stopped_is_an_error() {
         Ok(())
     }
     let session = machine();
-    let (sender, receiver) = Queue::bounded(4).unwrap().split();
-    let (to, from) = Queue::bounded(4).unwrap().split();
-    let (ready, go) = (Event::new().unwrap(), Event::new().unwrap());
-    let prepared = Event::new().unwrap();
-    let writer = spawn(promise, (sender, ready.clone(), go.clone()), 1).unwrap();
-    let mut between = spawn(send_behind, (receiver, to, prepared.clone()), 1).unwrap();
-    ready.wait().unwrap();
-    prepared.wait().unwrap();
-    session.hold();
-    go.set();
-    let tensor = from.get().unwrap();
-    let pid = between.pids()[0];
-    stop(pid);
-    see_stopped(pid);
-    dies(writer, &session);
-    let error = tensor.to_vec().unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
-    resume(pid);
-    kill(pid);
-    assert!(between.join().is_err());
+    let begin = |part| spawn(send_behind, part, 1).unwrap();
+    sent_by_one_that_is_stopped(&session, begin, |tensor| {
+        let error = tensor.to_vec().unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
+    });
 }
 
 fn what_would_stay_behind_work_of_the_dead_is_not_sent() {

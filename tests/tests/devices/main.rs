@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+mod again;
+mod behind;
 mod closing;
 mod company;
 mod doctor;
@@ -11,6 +13,7 @@ mod given_up;
 mod guards;
 mod held_up;
 mod hostile;
+mod kept;
 mod legacy;
 mod lifetime;
 mod lost;
@@ -18,6 +21,7 @@ mod misuse;
 mod order;
 mod orphans;
 mod others;
+mod owners;
 mod paths;
 mod pauses;
 mod peace;
@@ -41,7 +45,9 @@ fn main() -> ExitCode {
         closing::TESTS,
         lost::TESTS,
         given_up::TESTS,
+        kept::TESTS,
         legacy::TESTS,
+        again::TESTS,
         registered::TESTS,
         dying::TESTS,
         peace::TESTS,
@@ -55,6 +61,7 @@ fn main() -> ExitCode {
         hostile::TESTS,
         orphans::TESTS,
         others::TESTS,
+        owners::TESTS,
         views::TESTS,
         slots::TESTS,
         guards::TESTS,

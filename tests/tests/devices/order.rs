@@ -232,9 +232,23 @@ pub(crate) fn handed(
     })
 }
 
+/// In so many rounds, after some, this process and the other one call nothing else.
+pub(crate) fn costs_one_record_and_one_wait_a_side(
+    session: &cuda_emulator::Session,
+    pid: u32,
+    rounds: u64,
+    mut round: impl FnMut(),
+) {
+    (0..20).for_each(|_| round());
+    let pids = [std::process::id(), pid];
+    let [one, other] = handed(session, pids, || (0..rounds).for_each(|_| round()));
+    let wanted = HashMap::from([("cuEventRecord", rounds), ("cuStreamWaitEvent", rounds)]);
+    assert_eq!(one, wanted);
+    assert_eq!(other, wanted);
+}
+
 /// A fixed set of tensors goes round through two queues.
 fn a_hand_off_costs_one_record_and_one_wait_a_side() {
-    const ROUNDS: u64 = 300;
     fn turn(_rank: usize, (from, back): (Receiver<Words>, Sender<Words>)) -> tensormp::Result<()> {
         for mut tensor in &from {
             tensor.clear().unwrap();
@@ -259,12 +273,7 @@ fn a_hand_off_costs_one_record_and_one_wait_a_side() {
             std::thread::yield_now();
         }
     };
-    (0..20).for_each(|_| round());
-    let pids = [std::process::id(), context.pids()[0]];
-    let [one, other] = handed(&session, pids, || (0..ROUNDS).for_each(|_| round()));
-    let wanted = HashMap::from([("cuEventRecord", ROUNDS), ("cuStreamWaitEvent", ROUNDS)]);
-    assert_eq!(one, wanted);
-    assert_eq!(other, wanted);
+    costs_one_record_and_one_wait_a_side(&session, context.pids()[0], 300, round);
     drop((full, empty));
     context.join().unwrap();
     all_is_well(session);

@@ -7,7 +7,7 @@ use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 use integration_tests::{Test, tests};
 
-use crate::lost::{Behind, behind, dies};
+use crate::behind::{Behind, behind, dies};
 use crate::support::{all_is_well, machine, no_memory_is_left, slow_machine, with};
 
 pub(crate) const TESTS: &[Test] = &tests![

@@ -205,6 +205,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "calls what places a received storage in a tensor",
     ),
     (
+        "crates/shm-core/src/tensor/whole.rs",
+        "slices of all bytes of a storage, by its mode",
+    ),
+    (
         "crates/shm-core/src/tensor/walk.rs",
         "walks the elements of a strided view",
     ),
@@ -274,12 +278,20 @@ const ALLOWED: &[(&str, &str)] = &[
         "gives functions the names that programs look for",
     ),
     (
+        "tests/tests/devices/again.rs",
+        "streams that the test itself makes and destroys",
+    ),
+    (
         "tests/tests/devices/legacy.rs",
         "streams and device memory that the test itself makes",
     ),
     (
         "tests/tests/devices/misuse.rs",
         "device memory that the test itself allocates; forks; a word that they share",
+    ),
+    (
+        "tests/tests/devices/owners.rs",
+        "memory that the test itself makes, and wraps",
     ),
     (
         "tests/tests/devices/others.rs",

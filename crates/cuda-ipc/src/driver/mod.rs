@@ -125,6 +125,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Whether the driver orders a stream with others of its device by itself: asked without waiting. Where it cannot tell,
     /// it is so.
     fn is_blocking(&self, stream: &RawStream) -> Result<bool>;
+    /// What tells a stream from all others that this process has or had, also from one that had its handle before; none where the
+    /// driver does not tell.
+    fn stream_id(&self, stream: &RawStream) -> Result<Option<u64>>;
     /// Whether everything in a stream is done: asked without waiting.
     fn is_idle(&self, stream: &RawStream) -> Result<bool>;
 

@@ -13,10 +13,7 @@ driver_calls! {
             return invalid(format!("flags {flags:#x}"));
         }
         let opened = Stream::open(process, device, flags)?;
-        let mut local = process.local();
-        let handle = local.handle();
-        local.streams.insert(handle, opened);
-        stream.set(handle)
+        stream.set(process.local().keep_stream(opened))
     }
 
     fn cuStreamCreateWithPriority(process, call, stream: Out<usize>, flags: u32, _priority: i32) {
@@ -25,10 +22,7 @@ driver_calls! {
             return invalid(format!("flags {flags:#x}"));
         }
         let opened = Stream::open(process, device, flags)?;
-        let mut local = process.local();
-        let handle = local.handle();
-        local.streams.insert(handle, opened);
-        stream.set(handle)
+        stream.set(process.local().keep_stream(opened))
     }
 
     fn cuStreamDestroy_v2(process, call, stream: usize) {
@@ -48,6 +42,12 @@ driver_calls! {
         let current = process.current()?;
         let stream = process.local().stream(process, stream, current)?;
         flags.set(stream.flags())
+    }
+
+    fn cuStreamGetId(process, call, stream: usize, id: Out<u64>) {
+        let current = process.current()?;
+        let stream = process.local().stream(process, stream, current)?;
+        id.set(stream.id)
     }
 
     fn cuStreamGetCtx(process, call, stream: usize, context: Out<usize>) {

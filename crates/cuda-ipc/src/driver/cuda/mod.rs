@@ -226,6 +226,10 @@ impl Driver for Cuda {
         self.stream_is_blocking(stream)
     }
 
+    fn stream_id(&self, stream: &RawStream) -> Result<Option<u64>> {
+        self.stream_number(stream)
+    }
+
     fn is_idle(&self, stream: &RawStream) -> Result<bool> {
         self.stream_query(stream)
     }

@@ -61,6 +61,17 @@ impl Cuda {
         Ok(flags & NON_BLOCKING == 0)
     }
 
+    pub(super) fn stream_number(&self, stream: &RawStream) -> Result<Option<u64>> {
+        let _entered = self.enter(stream.device)?;
+        let Ok(get) = self.symbols.stream_id() else {
+            return Ok(None);
+        };
+        let mut id = 0;
+        // SAFETY: the stream lives, as its handle does, and a number is written to where one is.
+        check("cuStreamGetId", unsafe { get(raw(stream), &raw mut id) })?;
+        Ok(Some(id))
+    }
+
     pub(super) fn stream_synchronize(&self, stream: &RawStream) -> Result<()> {
         let _entered = self.enter(stream.device)?;
         let synchronize = self.symbols.stream_synchronize()?;

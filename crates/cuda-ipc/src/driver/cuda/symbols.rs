@@ -130,6 +130,7 @@ symbols! {
     stream_create b"cuStreamCreate\0" (*mut Stream, c_uint);
     stream_destroy b"cuStreamDestroy_v2\0" (Stream);
     stream_flags b"cuStreamGetFlags\0" (Stream, *mut c_uint);
+    stream_id b"cuStreamGetId\0" (Stream, *mut u64);
     stream_synchronize b"cuStreamSynchronize\0" (Stream);
     stream_query b"cuStreamQuery\0" (Stream);
     stream_wait b"cuStreamWaitEvent\0" (Stream, Event, c_uint);

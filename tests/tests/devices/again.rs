@@ -1,0 +1,112 @@
+//! Streams of others that were destroyed, and whose handle another one has.
+
+use cuda_emulator::{Driver, Knobs, Session};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
+use integration_tests::{Test, tests};
+use tensormp::prelude::*;
+
+use crate::behind::dies;
+use crate::legacy::late_in;
+use crate::support::{machine, with};
+
+pub(crate) const TESTS: &[Test] = &tests![
+    a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again,
+    a_stream_that_has_the_handle_of_a_lost_one_is_not_lost,
+    a_stream_that_has_the_handle_of_a_lost_one_is_not_lost_where_the_driver_tells_no_ids,
+    a_stream_that_has_the_handle_of_a_lost_one_and_much_to_do_is_lost_where_the_driver_tells_no_ids,
+];
+
+type Bytes = DeviceTensor<u8>;
+
+/// The program's own, on the device 0.
+fn make() -> usize {
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    driver.stream(1).unwrap()
+}
+
+fn lent(raw: usize) -> Stream {
+    // SAFETY: it is a stream of that device, and outlives what is made of it.
+    unsafe { Stream::from_raw(Device::new(0).unwrap(), raw) }.unwrap()
+}
+
+fn knobs() -> Knobs {
+    Knobs::new().stream_handles_again()
+}
+
+fn is_lost(stream: &Stream) {
+    let error = stream.synchronize().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
+}
+
+/// A stream is lost behind the dead, and destroyed; its handle is another one's.
+fn lose_one(session: &Session) -> usize {
+    let raw = make();
+    let stream = lent(raw);
+    let (writer, theirs) = late_in(&stream, session);
+    dies(writer, session);
+    is_lost(&stream);
+    drop((theirs, stream));
+    Driver::loaded().destroy_stream(raw).unwrap();
+    assert_eq!(make(), raw);
+    raw
+}
+
+fn is_as_good_as_new(raw: usize) {
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    let mine = DeviceTensor::from_slice_on(&lent(raw), [2], &[5_u8, 6]).unwrap();
+    assert_eq!(mine.to_vec().unwrap(), [5, 6]);
+    sender.put(mine).unwrap();
+    let back: Bytes = lent(raw).scope(|| receiver.get()).unwrap();
+    assert_eq!(back.to_vec().unwrap(), [5, 6]);
+}
+
+fn a_stream_that_has_the_handle_of_a_lost_one_is_not_lost() {
+    let session = with(&knobs());
+    let raw = lose_one(&session);
+    // Also while it has something to do.
+    let driver = Driver::loaded();
+    let at = driver.alloc(8).unwrap();
+    session.hold();
+    driver.fill_async(at, 1, 8, raw).unwrap();
+    let stream = lent(raw);
+    session.let_go();
+    stream.synchronize().unwrap();
+    is_as_good_as_new(raw);
+}
+
+fn a_stream_that_has_the_handle_of_a_lost_one_is_not_lost_where_the_driver_tells_no_ids() {
+    let session = with(&knobs().missing(&["cuStreamGetId"]));
+    is_as_good_as_new(lose_one(&session));
+}
+
+/// Until it was seen with nothing to do, which the lost one never is.
+fn a_stream_that_has_the_handle_of_a_lost_one_and_much_to_do_is_lost_where_the_driver_tells_no_ids()
+{
+    let session = with(&knobs().missing(&["cuStreamGetId"]));
+    let raw = lose_one(&session);
+    let driver = Driver::loaded();
+    let at = driver.alloc(8).unwrap();
+    session.hold();
+    driver.fill_async(at, 1, 8, raw).unwrap();
+    is_lost(&lent(raw));
+    session.let_go();
+    driver.synchronize_stream(raw).unwrap();
+    is_as_good_as_new(raw);
+}
+
+fn a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again() {
+    let session = machine();
+    let raw = make();
+    let stream = lent(raw);
+    let mine = DeviceTensor::from_slice_on(&stream, [100], &[5_u8; 100]).unwrap();
+    let fill = |mut tensor: Bytes| tensor.clear().unwrap();
+    fill(mine);
+    drop(stream);
+    Driver::loaded().destroy_stream(raw).unwrap();
+    // In the same memory, behind what was done there.
+    let fresh = Bytes::zeros([100]).unwrap();
+    assert_eq!(fresh.to_vec().unwrap(), [0; 100]);
+    drop(fresh);
+    crate::support::all_is_well(session);
+}

@@ -1,0 +1,156 @@
+//! What a process keeps for as long as it lives: blocks on which it has work behind the dead, of which no event can tell.
+
+use std::time::Duration;
+
+use cuda_emulator::Knobs;
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, Options, PinnedTensor, SharedDeviceTensor};
+use integration_tests::{Test, tests};
+use tensormp::prelude::*;
+use tensormp::spawn_api::builder;
+
+use crate::lifetime::promise;
+use crate::support::{machine, no_memory_is_left, with};
+
+pub(crate) const TESTS: &[Test] = &tests![
+    a_reader_behind_the_dead_that_has_no_word_left_keeps_the_memory,
+    a_pinned_tensor_is_kept_whose_copy_behind_the_dead_could_not_be_noted,
+];
+
+type Bytes = DeviceTensor<u8>;
+type Shared = SharedDeviceTensor<u8>;
+
+/// Copies what it received, and drops it before the copy is made: one of the words that say so is taken.
+fn copy(
+    _rank: usize,
+    (from, [ready, go, dropped]): (Receiver<Shared>, [Event; 3]),
+) -> tensormp::Result<()> {
+    let mut mine = Bytes::zeros([100])?;
+    let tensor = from.get()?;
+    mine.stream().synchronize()?;
+    ready.set();
+    go.wait()?;
+    mine.copy_from_shared(&tensor)?;
+    drop(tensor);
+    dropped.set();
+    std::thread::sleep(Duration::from_secs(60));
+    Ok(())
+}
+
+/// As that, in a stream that waits for the dead; when that is known.
+fn copy_behind_the_dead(
+    _rank: usize,
+    (from, late, [ready, copied, others, dropped]): (
+        Receiver<Shared>,
+        Receiver<Shared>,
+        [Event; 4],
+    ),
+) -> tensormp::Result<()> {
+    let mut mine = Bytes::zeros([100])?;
+    let tensor = from.get()?;
+    mine.stream().synchronize()?;
+    ready.set();
+    let late = late.get()?;
+    mine.copy_from_shared(&tensor)?;
+    copied.set();
+    others.wait()?;
+    assert!(late.to_vec().is_err());
+    drop(tensor);
+    dropped.set();
+    std::thread::sleep(Duration::from_secs(60));
+    Ok(())
+}
+
+/// There are five words to say that a holder is done, and the work of five is still to be done when the sixth lets go.
+fn a_reader_behind_the_dead_that_has_no_word_left_keeps_the_memory() {
+    let session = machine();
+    // As many as it takes for one tensor with all words, and another one.
+    Options::new().events(7).install().unwrap();
+    let tensor = Bytes::zeros([100]).unwrap().freeze();
+    let to_one = |tensor: &Shared| {
+        let (to, from) = Queue::bounded(1).unwrap().split();
+        to.put(tensor.clone()).unwrap();
+        from
+    };
+    let mut others = Vec::new();
+    for _ in 0..5 {
+        let events = [(); 3].map(|()| Event::new().unwrap());
+        let context = spawn(copy, (to_one(&tensor), events.clone()), 1).unwrap();
+        others.push((context, events));
+    }
+    let (promised, late) = Queue::bounded(1).unwrap().split();
+    let events = [(); 4].map(|()| Event::new().unwrap());
+    let [ready, copied, all, dropped] = events.clone();
+    let part = (to_one(&tensor), late, events);
+    let mut reader = spawn(copy_behind_the_dead, part, 1).unwrap();
+    let [begins, writes] = [(); 2].map(|()| Event::new().unwrap());
+    let part = (promised, begins.clone(), writes.clone());
+    let mut writer = spawn(promise, part, 1).unwrap();
+    begins.wait().unwrap();
+    ready.wait().unwrap();
+    others
+        .iter()
+        .for_each(|(_, [ready, ..])| ready.wait().unwrap());
+    session.settle();
+    session.hold();
+    writes.set();
+    copied.wait().unwrap();
+    writer.kill();
+    assert!(writer.join().is_err());
+    for (_, [_, go, dropped]) in &others {
+        go.set();
+        dropped.wait().unwrap();
+    }
+    all.set();
+    dropped.wait().unwrap();
+    session.let_go();
+    drop(tensor);
+    // It is not written where that process may still read.
+    let fresh: Vec<_> = (0..20).map(|_| Bytes::zeros([100]).unwrap()).collect();
+    assert!(session.faults().is_empty(), "{:#?}", session.faults());
+    drop(fresh);
+    let pid = reader.pids()[0].to_string();
+    // When the others are done, there is a word again for it to say so, and it holds nothing any more.
+    loop {
+        let error = cuda_ipc::close(Duration::from_millis(1)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&pid), "{text}");
+        if text.contains("has work on it that is not done") && cuda_ipc::stats().live == 0 {
+            break;
+        }
+    }
+    reader.kill();
+    assert!(reader.join().is_err());
+    for (mut context, _) in others {
+        context.kill();
+        assert!(context.join().is_err());
+    }
+    crate::given_up::see_all_events(crate::given_up::send_two);
+    no_memory_is_left(session);
+}
+
+/// The driver refuses to record an event, and the copy is behind the dead: nobody will ever see that it is over.
+fn a_pinned_tensor_is_kept_whose_copy_behind_the_dead_could_not_be_noted() {
+    let session = with(&Knobs::new().fail("cuEventRecord", 999, None));
+    let host = Tensor::from_slice([3], &[7_u8; 3]).unwrap();
+    let mut input = PinnedTensor::new(host, Device::new(0).unwrap()).unwrap();
+    let mut mine = Bytes::zeros([3]).unwrap();
+    mine.stream().synchronize().unwrap();
+    let (promised, late) = Queue::bounded(1).unwrap().split();
+    let [ready, go] = [(); 2].map(|()| Event::new().unwrap());
+    let mut writer = builder()
+        .env("CUDA_EMULATOR_FAIL", "")
+        .spawn(promise, (promised, ready.clone(), go.clone()), 1)
+        .unwrap();
+    ready.wait().unwrap();
+    session.hold();
+    go.set();
+    let _late: Shared = late.get().unwrap();
+    writer.kill();
+    assert!(writer.join().is_err());
+    assert!(input.copy_to(&mut mine).is_err());
+    session.let_go();
+    let error = input.as_mut_slice().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
+    assert!(input.into_inner().is_err());
+    integration_tests::allow_leaks(1);
+}
