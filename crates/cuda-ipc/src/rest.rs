@@ -78,7 +78,9 @@ pub(crate) fn pass(device: Device) -> Option<RwLockReadGuard<'static, ()>> {
     if IS_DROPPING.get() {
         return None;
     }
-    wait_at(gate(device), None, |lock, until| lock.try_read_until(until))
+    let gate = gate(device);
+    let at_once = gate.giving_back.try_read();
+    at_once.or_else(|| wait_at(gate, None, |lock, until| lock.try_read_until(until)))
 }
 
 /// Drops owners of wrapped memory of a device, of which no stream waits for another process now, in what was given to
