@@ -31,6 +31,10 @@ use crate::visited::Visited;
 
 /// The longest name: eight words of the station.
 const NAME: usize = 64;
+/// In place of an answer: this process lacks something at the moment.
+const COME_AGAIN: u8 = 2;
+/// After which time.
+const AGAIN: Duration = Duration::from_millis(10);
 /// The system takes nothing for the time of a socket to be no limit.
 const BRIEF: Duration = Duration::from_micros(1);
 
@@ -211,16 +215,17 @@ fn hear(visitor: OwnedFd) -> Result<(), Errno> {
     let request = Request::from_bytes(&bytes);
     if request.is_some_and(|request| request.kind == COPY) {
         let thread = std::thread::Builder::new().name("device-copy".to_owned());
+        let visitor = Arc::new(visitor);
+        let theirs = visitor.clone();
         let copy = move || {
             let _servant = Servant::enter();
-            if let Err(errno) = answer(&visitor, request) {
+            if let Err(errno) = answer(&theirs, request) {
                 tracing::debug!(%errno, "a visitor left before it had its copy");
             }
         };
-        // Without a thread the visitor sees that nobody listens to it.
-        return thread.spawn(copy).map(drop).map_err(|error| {
-            tracing::warn!(%error, "a copy of device memory could not be made for another process");
-            Errno::AGAIN
+        return thread.spawn(copy).map(drop).or_else(|error| {
+            tracing::warn!(%error, "no thread to copy device memory for another process, which comes again");
+            socket::send(&visitor, &[COME_AGAIN], None)
         });
     }
     answer(&visitor, request)
@@ -379,6 +384,18 @@ fn ask_once(visited: &Visited, pid: u32, request: Request, patience: Duration) -
             }
         });
         let errno = match answered {
+            Ok((bytes, _)) if bytes == [COME_AGAIN] => {
+                if !may_come(&mut wait) {
+                    return Err(Error::new(
+                        ErrorKind::System,
+                        format!(
+                            "process {pid} had no thread to copy device memory with for {patience:?}"
+                        ),
+                    ));
+                }
+                std::thread::sleep(AGAIN);
+                continue;
+            }
             Ok(answer) => break answer,
             Err(errno) => errno,
         };

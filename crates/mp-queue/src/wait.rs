@@ -234,6 +234,7 @@ fn park<R, E: From<Error>>(
         let parked = event.park(registered.seq, left.map_or(slice, |left| left.min(slice)));
         event.unregister(registered);
         if parked == Parked::TimedOut {
+            object.arena().watch();
             object.arena().bury_the_dead();
             if let Some(deadlock) = for_ever.as_mut().and_then(Waiting::look) {
                 object.arena().recorder().done_waiting();
@@ -305,6 +306,7 @@ pub(crate) fn wait_signal<E: From<Error>>(
         if parked == Parked::Woken {
             break Ok(true);
         }
+        object.arena().watch();
         object.arena().bury_the_dead();
         if let Some(deadlock) = for_ever.as_mut().and_then(Waiting::look) {
             break Err(Error::deadlock(deadlock).into());

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -20,7 +20,7 @@ use crate::reap;
 use crate::room::SystemLimits;
 use crate::segment::{PageSize, Segment};
 use crate::strategy::{self, Strategy, file_system};
-use crate::watcher::{Gate, Watcher};
+use crate::watcher::{Gate, Watching};
 use builder::check_header;
 
 mod attach;
@@ -48,7 +48,7 @@ pub(crate) struct Inner {
     leases: Leases,
     heap: Heap,
     locks: RowLocks,
-    watcher: OnceLock<Option<Watcher>>,
+    watcher: Watching,
     /// What else the watcher does at each look.
     pub(crate) looks: Mutex<Vec<fn()>>,
     pub(crate) gate: Arc<Gate>,
@@ -247,7 +247,7 @@ impl Arena {
             pages: segment
                 .use_huge_pages(segment.word(header::HUGE_PAGES).load(Ordering::Relaxed) == 1),
             locks,
-            watcher: OnceLock::new(),
+            watcher: Watching::default(),
             looks: Mutex::default(),
             gate: Arc::default(),
             reaping: Mutex::new(()),
@@ -422,7 +422,7 @@ impl Arena {
 
     /// Starts the thread that notices deaths at once, and that others lack memory, if it does not run yet.
     pub fn watch(&self) {
-        self.0.watcher.get_or_init(|| Watcher::start(self));
+        self.0.watcher.begin(self);
     }
 
     /// From now on the watching thread calls this at each of its looks, twice a second, while this process takes part in the

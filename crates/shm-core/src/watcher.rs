@@ -12,7 +12,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -41,15 +41,62 @@ const ELDEST_FIRST: Timespec = Timespec {
     tv_nsec: 20_000_000,
 };
 
+/// The watcher of an arena, once one could be started.
+#[derive(Debug, Default)]
+pub(crate) struct Watching {
+    started: OnceLock<Watcher>,
+    /// Whether it was tried in vain.
+    refused: Mutex<bool>,
+}
+
+impl Watching {
+    /// Starts the watcher, if it does not run yet. What a process lacks at one moment it may have later, so whoever waits asks
+    /// for it again and again.
+    #[inline]
+    pub(crate) fn begin(&self, arena: &Arena) {
+        if self.started.get().is_none() {
+            self.start(arena);
+        }
+    }
+
+    #[cold]
+    fn start(&self, arena: &Arena) {
+        // Not waited for: another thread starts it, or a bare fork was made while one did.
+        let Some(mut refused) = self.refused.try_lock() else {
+            return;
+        };
+        if self.started.get().is_some() || arena.is_forked() {
+            return;
+        }
+        match Watcher::start(arena, !*refused) {
+            Some(watcher) => *refused = self.started.set(watcher).is_err(),
+            None => *refused = true,
+        }
+    }
+
+    /// In a bare fork: the eventfd behind it is the parent's as well, and writing to it would end the parent's thread.
+    pub(crate) fn forget(&mut self) {
+        core::mem::forget(self.started.take());
+    }
+
+    /// Ends it, as SIGKILL ends all threads.
+    #[cfg(test)]
+    pub(crate) fn end(&self) {
+        if let Some(watcher) = self.started.get() {
+            watcher.end();
+        }
+    }
+}
+
 /// Ends the thread when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Watcher {
+struct Watcher {
     stop: Arc<OwnedFd>,
 }
 
 impl Watcher {
-    /// Starts the thread. Without one (no thread to be had) waits still look at participants themselves.
-    pub(crate) fn start(arena: &Arena) -> Option<Self> {
+    /// Starts the thread. Without one (no thread to be had) waits still look at participants themselves; it is told `aloud`.
+    fn start(arena: &Arena, aloud: bool) -> Option<Self> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = Arc::new(stop.and_then(apart).ok()?);
         let inner = Arc::downgrade(&arena.0);
@@ -60,7 +107,11 @@ impl Watcher {
             .name("tensormp-watch".into())
             .stack_size(256 << 10)
             .spawn(move || watch(me, &inner, &gate, &told))
-            .inspect_err(|error| crate::say!(warn, %error, "no thread to watch other participants; their death is noticed later"))
+            .inspect_err(|error| {
+                if aloud {
+                    crate::say!(warn, %error, "no thread to watch other participants; their death is noticed later");
+                }
+            })
             .ok()?;
         Some(Self { stop })
     }
@@ -69,7 +120,7 @@ impl Watcher {
 #[cfg(test)]
 impl Watcher {
     /// Ends the thread and waits for that.
-    pub(crate) fn end(&self) {
+    fn end(&self) {
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         while Arc::strong_count(&self.stop) > 1 {
             std::thread::yield_now();

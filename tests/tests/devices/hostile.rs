@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use cuda_emulator::{Feature, Knobs};
+use cuda_emulator::{Feature, Knobs, Session};
 use cuda_ipc::{Device, DeviceTensor, Options, Path, SharedDeviceTensor, Stream};
 use integration_tests::{Test, resume, see_stopped, tests};
 use tensormp::prelude::*;
@@ -22,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_process_without_descriptors_does_not_change_the_way_to_others,
     what_an_origin_could_not_do_for_once_does_not_change_the_way,
     an_origin_that_had_no_thread_to_listen_with_has_one_later,
+    an_origin_that_has_no_thread_to_copy_with_is_asked_again,
     a_way_that_was_tried_without_room_for_files_is_tried_again,
 ];
 
@@ -377,40 +379,94 @@ fn what_an_origin_could_not_do_for_once_does_not_change_the_way() {
     no_memory_is_left(session);
 }
 
+/// There is no room for the stack of one more thread meanwhile, also none of a thread that has ended.
+fn without_threads<R>(act: impl FnOnce() -> R) -> R {
+    let resource = rustix::process::Resource::As;
+    let limit = rustix::process::getrlimit(resource);
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap_or_default().parse().unwrap();
+    let mut tight = limit;
+    tight.current = Some(pages * rustix::param::page_size() as u64 + (1 << 20));
+    rustix::process::setrlimit(resource, tight).unwrap();
+    let over = Arc::new(RwLock::new(()));
+    let until = over.write().unwrap();
+    let mut threads = Vec::new();
+    // As large as those of most threads, and as that of the one that watches others.
+    for size in [2 << 20, 256 << 10] {
+        let start = || {
+            let over = over.clone();
+            let thread = std::thread::Builder::new().stack_size(size);
+            thread.spawn(move || drop(over.read()))
+        };
+        threads.extend(std::iter::from_fn(|| start().ok()));
+    }
+    let answer = act();
+    rustix::process::setrlimit(resource, limit).unwrap();
+    drop(until);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    answer
+}
+
 fn an_origin_that_had_no_thread_to_listen_with_has_one_later() {
     type Part = (Sender<DeviceTensor<u8>>, Event);
     fn send(_rank: usize, (to, end): Part) -> tensormp::Result<()> {
-        // A stream has its thread, in an emulated driver; and there is the one that looks twice a second.
+        // A stream has its thread, in an emulated driver.
         Stream::of(Device::new(0)?)?.synchronize()?;
-        Arena::current()?.watch();
-        let resource = rustix::process::Resource::As;
-        let limit = rustix::process::getrlimit(resource);
-        let pages = std::fs::read_to_string("/proc/self/statm")?;
-        let pages: u64 = pages.split(' ').next().unwrap_or_default().parse().unwrap();
-        let mut tight = limit;
-        // Not enough for the stack of a thread.
-        tight.current = Some(pages * rustix::param::page_size() as u64 + (1 << 20));
-        rustix::process::setrlimit(resource, tight).unwrap();
-        let made = DeviceTensor::from_slice([100], &[5; 100]);
-        rustix::process::setrlimit(resource, limit).unwrap();
-        to.put(made?)?;
+        to.put(without_threads(|| {
+            DeviceTensor::from_slice([100], &[5; 100])
+        })?)?;
         end.wait()?;
         Ok(())
     }
-    // Here no handle is opened, as in another container: its origin is asked for a copy.
-    let session = with(&Knobs::new().fail("cuIpcOpenMemHandle_v2", 201, None));
+    let session = asked_for_copies();
     let (to, from) = Queue::bounded(1).unwrap().split();
     let end = Event::new().unwrap();
-    let origin = builder()
-        .env("CUDA_EMULATOR_FAIL", "")
-        .env("TENSORMP_CUDA_PATH", "handle");
-    let mut origin = origin.spawn(send, (to, end.clone()), 1).unwrap();
+    let mut origin = origin().spawn(send, (to, end.clone()), 1).unwrap();
     let tensor = from.get().unwrap();
     assert_eq!(tensor.to_vec().unwrap(), [5; 100]);
     end.set();
     origin.join().unwrap();
     drop(tensor);
     no_memory_is_left(session);
+}
+
+fn an_origin_that_has_no_thread_to_copy_with_is_asked_again() {
+    type Part = (Sender<DeviceTensor<u8>>, Event, Event);
+    fn send(_rank: usize, (to, is_tight, end): Part) -> tensormp::Result<()> {
+        to.put(DeviceTensor::from_slice([100], &[5; 100])?)?;
+        without_threads(|| {
+            is_tight.set();
+            // Until it has been asked.
+            std::thread::sleep(Duration::from_millis(1500));
+        });
+        end.wait()?;
+        Ok(())
+    }
+    let session = asked_for_copies();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let (is_tight, end) = (Event::new().unwrap(), Event::new().unwrap());
+    let part = (to, is_tight.clone(), end.clone());
+    let mut origin = origin().spawn(send, part, 1).unwrap();
+    is_tight.wait().unwrap();
+    let tensor = from.get().unwrap();
+    assert_eq!(tensor.to_vec().unwrap(), [5; 100]);
+    end.set();
+    origin.join().unwrap();
+    drop(tensor);
+    no_memory_is_left(session);
+}
+
+/// Here no handle is opened, as in another container: an origin is asked for a copy.
+fn asked_for_copies() -> Session {
+    with(&Knobs::new().fail("cuIpcOpenMemHandle_v2", 201, None))
+}
+
+fn origin() -> tensormp::spawn_api::Builder {
+    builder()
+        .env("CUDA_EMULATOR_FAIL", "")
+        .env("TENSORMP_CUDA_PATH", "handle")
 }
 
 fn a_way_that_was_tried_without_room_for_files_is_tried_again() {

@@ -29,8 +29,7 @@ impl Drop for Arena {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.segment.is_forked() {
-            // The eventfd behind it is the parent's as well: writing to it would end the parent's thread.
-            core::mem::forget(self.watcher.take());
+            self.watcher.forget();
             return;
         }
         // No handle of ours is left (each keeps the arena), so there is nothing to drop but chunks and the row.
@@ -48,8 +47,6 @@ impl Drop for Inner {
 impl Arena {
     /// Ends the watcher, as SIGKILL ends all threads.
     pub(crate) fn end_watcher(&self) {
-        if let Some(Some(watcher)) = self.0.watcher.get() {
-            watcher.end();
-        }
+        self.0.watcher.end();
     }
 }
