@@ -6,6 +6,7 @@ use shm_core::trace::Trace;
 use shm_core::{Dtype, Element, Shape, SharedTensor, Tensor};
 use std::sync::Arc;
 
+use crate::asking::{Part, fetch_copy};
 use crate::bytes::{bytes_of, bytes_of_mut, zeros};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,7 +14,6 @@ use crate::hub::Hub;
 use crate::layout::{Described, Path, malformed};
 use crate::place::Place;
 use crate::pool::BlockRef;
-use crate::service::{Part, fetch_copy};
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
 use crate::using::Use;

@@ -140,7 +140,7 @@ impl Import {
     /// Asks the origin for a descriptor, and maps it.
     fn map(&self, patience: Duration) -> Result<()> {
         let handle = self.object.handle();
-        let asked = crate::service::fetch_descriptor(&self.visited, self.pid, handle, patience);
+        let asked = crate::asking::fetch_descriptor(&self.visited, self.pid, handle, patience);
         let is_late = |error: &Error| *error.kind() == ErrorKind::TimedOut;
         self.visited.set_late(asked.as_ref().is_err_and(is_late));
         let mapping = self

@@ -26,6 +26,7 @@
 //! What it does not do: run kernels, reach other machines, or free memory that somebody uses.
 
 mod accessors;
+mod asking;
 mod awaits;
 mod body;
 mod bytes;
@@ -67,6 +68,7 @@ mod place;
 mod pool;
 mod quiet;
 mod regions;
+mod request;
 mod rest;
 mod sabotage;
 mod sealed;

@@ -135,7 +135,11 @@ impl Barrier {
             // Its supervisor is about to say why.
             let said = |_| self.object.failure().map(Ok::<_, Error>);
             let cause = wait_patiently(&self.object, 0, CAUSE_PATIENCE, said);
-            failure = cause.and_then(Result::ok).unwrap_or(failure);
+            failure = match cause {
+                Some(Ok(cause)) => cause,
+                // It may have said meanwhile that it was no death.
+                _ => self.failure()?,
+            };
         }
         Some(Error::peer_failed(failure, "waiting at a barrier"))
     }

@@ -174,7 +174,19 @@ impl Reading {
             store,
             views,
         } = held;
-        let memory = store.send()?;
+        let memory = match store.into_memory() {
+            Ok(memory) => memory,
+            Err(failed) => {
+                let (error, store) = *failed;
+                // It is let go of as what was not to be passed on.
+                self.held = Some(Held {
+                    place,
+                    store,
+                    views,
+                });
+                return Err(error);
+            }
+        };
         self.home.let_go(place, !views.is_empty());
         Ok(Some(Share {
             rank: place.rank,

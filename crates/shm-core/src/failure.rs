@@ -14,6 +14,8 @@ use crate::participant::table::{read_text, write_text};
 const NONE: u64 = 0;
 const WRITING: u64 = 1;
 const VALID: u64 = 2;
+/// Beside the pid of one that died with an object in hand: there were others.
+const SEVERAL: u64 = 1 << 32;
 
 /// Which process of a context failed first, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,7 +186,7 @@ impl Object {
         self.arena().is_present(owner).then_some(owner)
     }
 
-    /// The pid of the participant that died last while it held this object.
+    /// The pid of a participant that died while it held this object: of the first, if there were several.
     #[must_use]
     pub fn bereaved(&self) -> Option<u32> {
         match self.header(object::BEREAVED).load(Ordering::Acquire) {
@@ -199,9 +201,18 @@ impl Object {
         if has_departed() {
             return;
         }
+        let pid_and_others = |seen: u64| match seen {
+            0 => Some(pid.into()),
+            seen if seen == u64::from(pid) => None,
+            // That of who came first stays, and can't be taken back any more: one of them may have died.
+            seen => Some(seen | SEVERAL),
+        };
         // SeqCst: see `record_departure`.
-        self.header(object::BEREAVED)
-            .store(pid.into(), Ordering::SeqCst);
+        let _ = self.header(object::BEREAVED).fetch_update(
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+            pid_and_others,
+        );
         if has_departed() {
             self.forget_bereaved(pid);
         }
@@ -212,7 +223,7 @@ impl Object {
             pid.into(),
             0,
             Ordering::SeqCst,
-            Ordering::Relaxed,
+            Ordering::SeqCst,
         );
     }
 }

@@ -9,7 +9,7 @@ use crate::arena::Arena;
 use crate::cells::Owner;
 use crate::error::Result;
 use crate::heap;
-use crate::held::Held;
+use crate::held::{self, Held};
 use crate::layout::{LINE, counted};
 use crate::lease::{self, Kind};
 use crate::line::Counted;
@@ -116,6 +116,10 @@ impl Trace {
     /// # Ok::<(), shm_core::Error>(())
     /// ```
     pub fn hold(&self) -> Result<Hold> {
+        // What was a block's line may be anybody's bytes by now, in which nothing is touched.
+        if heap::locate(self.arena.segment(), self.line).is_none() {
+            return Err(held::stale(self.line, self.generation));
+        }
         Held::open(&self.arena, self.line, self.generation).map(Hold)
     }
 

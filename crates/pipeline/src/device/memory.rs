@@ -125,6 +125,21 @@ impl Store {
         }
     }
 
+    /// This reference, to travel.
+    ///
+    /// # Errors
+    /// With the reference, what the device's driver answers.
+    pub(crate) fn into_memory(self) -> Result<Memory, Box<(Error, Self)>> {
+        match self {
+            Self::Host(memory) => Ok(Memory::Host(memory)),
+            #[cfg(feature = "cuda")]
+            Self::Device(memory) => match memory.seal() {
+                Ok(sealed) => Ok(Memory::Device(Box::new(sealed))),
+                Err(error) => Err(Box::new((error.into(), Self::Device(memory)))),
+            },
+        }
+    }
+
     /// Whether nobody else has it.
     pub(crate) fn thaw(place: &mut Option<Self>) -> Option<Writable> {
         let thawed = match place.take()? {

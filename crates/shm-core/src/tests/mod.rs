@@ -1,5 +1,6 @@
 //! Tests of the whole: several participants, their deaths, hostile bytes. Each file is one promise's neighbourhood.
 
+mod bereaved;
 mod block;
 mod death;
 mod doubt;
