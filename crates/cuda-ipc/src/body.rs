@@ -4,6 +4,7 @@ use shm_core::object::ObjectKind;
 use shm_core::tensor::Geometry;
 use shm_core::trace::Trace;
 use shm_core::{Dtype, Element, Shape, SharedTensor, Tensor};
+use smallvec::smallvec;
 use std::sync::Arc;
 
 use crate::asking::{Part, fetch_copy};
@@ -118,6 +119,8 @@ impl Body {
         let token = match Tensor::from_slice_in(&hub.arena, WORDS, &words) {
             Ok(token) => token,
             Err(error) => {
+                // Who used it before this stream waits for, and whoever comes next for this stream.
+                block.memory.used_by(block.index, smallvec![stream.clone()]);
                 hub.put_back(block);
                 return Err(error.into());
             }

@@ -139,7 +139,8 @@ impl Hub {
         }
     }
 
-    /// Waits for what this process has to do on a device; whether it is done. Not if that waits for another process.
+    /// Waits for what this process has to do on a device; whether it is done. Not if that waits for another process. Streams that
+    /// somebody else made are the driver's business, since their work ends if they wait for nobody, as is looked at next.
     fn settle_own(&self, device: Device, until: Option<Instant>) -> bool {
         // Of what is stuck the next look is told; what takes long is looked at again.
         let until = until.unwrap_or_else(|| Instant::now() + OWN_WORK);

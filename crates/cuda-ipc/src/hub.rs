@@ -9,6 +9,7 @@ use shm_core::Arena;
 use shm_core::patience::Patience;
 use shm_core::trace::Trace;
 use shm_core::word::Owner;
+use smallvec::smallvec;
 
 use crate::device::Device;
 use crate::driver::{Driver, check_not_forked, driver};
@@ -214,8 +215,9 @@ impl Hub {
                 .iter()
                 .try_for_each(|last| last.is_waited_for_by(stream));
             if waits.is_err() {
-                // Whoever comes next waits for them.
+                // Whoever comes next waits for them, and for what this stream was made to wait for in their place.
                 block.memory.put_after(block.index, last);
+                block.memory.used_by(block.index, smallvec![stream.clone()]);
             }
             waits.map(|()| true)
         })();

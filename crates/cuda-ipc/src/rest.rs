@@ -1,10 +1,9 @@
 //! When all streams of a device are at rest: memory is given back and closed then, since the driver waits for all of them.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use shm_core::patience::Patience;
 
 use crate::awaits::Awaits;
@@ -16,15 +15,25 @@ use crate::stream::Stream;
 struct Gate {
     /// Held, exclusively, to give memory back, and shared to make a stream wait for another process.
     giving_back: RwLock<()>,
-    /// How many threads that hold it drop owners of wrapped memory, which may take any time.
-    dropping: AtomicUsize,
+    dropping: Mutex<Dropping>,
+}
+
+/// Owners of wrapped memory that are being dropped, which may take any time.
+struct Dropping {
+    /// By so many threads.
+    count: usize,
+    /// How long they are waited for, by all together.
+    wait: Option<Patience>,
 }
 
 /// By ordinal.
 static GATES: [Gate; 64] = [const {
     Gate {
         giving_back: RwLock::new(()),
-        dropping: AtomicUsize::new(0),
+        dropping: Mutex::new(Dropping {
+            count: 0,
+            wait: None,
+        }),
     }
 }; 64];
 
@@ -51,7 +60,6 @@ fn wait_at<G>(
     until: Option<Instant>,
     try_until: impl Fn(&'static RwLock<()>, Instant) -> Option<G>,
 ) -> Option<G> {
-    let mut owner: Option<Patience> = None;
     loop {
         let now = Instant::now();
         let next = now + LOOK;
@@ -60,12 +68,9 @@ fn wait_at<G>(
             return Some(guard);
         }
         let now = Instant::now();
-        // Acquire: pairs with the release in `dropping`.
-        owner = match gate.dropping.load(Ordering::Acquire) {
-            0 => None,
-            _ => Some(owner.unwrap_or(Patience::new_at(HELD, now))),
-        };
-        let is_late = owner.as_mut().is_some_and(|owner| owner.is_over(now));
+        let mut dropping = gate.dropping.lock();
+        let is_late = dropping.wait.as_mut().is_some_and(|wait| wait.is_over(now));
+        drop(dropping);
         if is_late || until.is_some_and(|until| now >= until) {
             return None;
         }
@@ -91,12 +96,18 @@ pub(crate) fn dropping<R>(device: Device, act: impl FnOnce() -> R) -> R {
     impl Drop for Over {
         fn drop(&mut self) {
             IS_DROPPING.set(false);
-            self.0.dropping.fetch_sub(1, Ordering::Release);
+            let mut dropping = self.0.dropping.lock();
+            dropping.count -= 1;
+            if dropping.count == 0 {
+                dropping.wait = None;
+            }
         }
     }
     let gate = gate(device);
-    // Release: pairs with the acquire in `wait_at`.
-    gate.dropping.fetch_add(1, Ordering::Release);
+    let mut dropping = gate.dropping.lock();
+    dropping.count += 1;
+    dropping.wait.get_or_insert_with(|| Patience::new(HELD));
+    drop(dropping);
     IS_DROPPING.set(true);
     let _over = Over(gate);
     act()

@@ -40,8 +40,8 @@ pub(crate) struct Inner {
     awaits: Arc<Awaits>,
 }
 
-/// All streams that live.
-static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+/// All streams that live, and whether whoever made one may destroy it when the last handle of it is gone.
+static ALL: Mutex<Vec<(bool, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 /// The default streams, by ordinal.
 static DEFAULTS: Mutex<Vec<Option<Stream>>> = Mutex::new(Vec::new());
@@ -100,16 +100,21 @@ impl Stream {
         });
         inner.awaits.belongs_to(&inner);
         let mut all = ALL.lock();
-        all.retain(|known| known.strong_count() > 0);
-        all.push(Arc::downgrade(&inner));
+        all.retain(|(_, known)| known.strong_count() > 0);
+        let may_go = borrowed.is_some_and(|raw| raw != 0);
+        all.push((may_go, Arc::downgrade(&inner)));
         drop(all);
         Ok(Self(inner))
     }
 
-    /// All streams that live.
+    /// All streams that live, but those whose maker may destroy them as soon as the program has let go of them: nobody else
+    /// has a handle of one then, who would use it.
     pub(crate) fn all() -> Vec<Self> {
         let all = ALL.lock();
-        all.iter().filter_map(Weak::upgrade).map(Self).collect()
+        let stay = all.iter().filter(|(may_go, _)| !may_go);
+        stay.filter_map(|(_, known)| known.upgrade())
+            .map(Self)
+            .collect()
     }
 
     /// Gives the streams of this process so long to do what they have to do: others may wait for it.
@@ -118,7 +123,8 @@ impl Stream {
         let Some(all) = ALL.try_lock_for(Duration::from_millis(100)) else {
             return;
         };
-        let streams: Vec<_> = all.iter().filter_map(Weak::upgrade).map(Self).collect();
+        let streams = all.iter().filter_map(|(_, known)| known.upgrade());
+        let streams: Vec<_> = streams.map(Self).collect();
         drop(all);
         let mut is_over = || wait.is_over(Instant::now());
         let mut is_done = true;

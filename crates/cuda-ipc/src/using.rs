@@ -206,7 +206,11 @@ impl Use {
                     if !other.is_known_stuck() {
                         return Err(error);
                     }
-                    // What is behind one that is lost never happens, as it should be.
+                    // What is behind one that is lost never happens, as it should be. If it does after all, the rest is done
+                    // as well.
+                    for one in streams.iter().filter(|one| !one.same(other)) {
+                        let _ = other.wait_for(one);
+                    }
                     last = other;
                     break;
                 }

@@ -381,6 +381,9 @@ fn what_an_origin_could_not_do_for_once_does_not_change_the_way() {
 
 /// There is no room for the stack of one more thread meanwhile, also none of a thread that has ended.
 fn without_threads<R>(act: impl FnOnce() -> R) -> R {
+    // What is needed meanwhile is taken out of this, which lies below what is kept.
+    let spare: Vec<_> = (0..64).map(|_| vec![1_u8; 16 << 10]).collect();
+    let _kept = Box::new([1_u8; 64]);
     let resource = rustix::process::Resource::As;
     let limit = rustix::process::getrlimit(resource);
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -400,6 +403,7 @@ fn without_threads<R>(act: impl FnOnce() -> R) -> R {
         };
         threads.extend(std::iter::from_fn(|| start().ok()));
     }
+    drop(spare);
     let answer = act();
     rustix::process::setrlimit(resource, limit).unwrap();
     drop(until);

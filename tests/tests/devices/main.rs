@@ -6,6 +6,7 @@ mod again;
 mod behind;
 mod closing;
 mod company;
+mod crowded;
 mod doctor;
 mod dying;
 mod failing;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         peace::TESTS,
         pauses::TESTS,
         rules::TESTS,
+        crowded::TESTS,
         misuse::TESTS,
         failing::TESTS,
         paths::TESTS,
