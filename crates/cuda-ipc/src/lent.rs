@@ -28,7 +28,7 @@ impl Stream {
     ///
     /// # Safety
     /// `raw` is a `CUstream` of that device, and is not destroyed before everything that uses it is gone: this handle, its
-    /// clones, and the tensors on it.
+    /// clones, the tensors on it, and of a shared tensor that was on it, or read in it, also all clones and views.
     ///
     /// # Errors
     /// When there is no driver, or it does not know the stream. `WrongDevice` for `CU_STREAM_PER_THREAD` (2), which is another
