@@ -4,13 +4,17 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use shm_core::clock::now_ns;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
+use crate::error::Result;
 use crate::home::Home;
 use crate::item::{Item, Member, Portion, share_of};
 use crate::ledger::Receipt;
 use crate::time_card::{Entry, Outcome, TimeCard};
 use crate::wire::Slim;
+
+/// The number of no item.
+const BLANK: u64 = u64::MAX;
 
 /// What is known of an item while this process has it. The card goes home when the last who has it lets go.
 #[derive(Debug)]
@@ -80,29 +84,47 @@ impl Card {
         })
     }
 
-    /// The same for what is slim, of which it is not said yet when it was taken.
-    pub(crate) fn of_slim(home: &Arc<Home>, slim: &Slim) -> Arc<Self> {
+    /// One of no item yet, to be [filled](Self::fill) with what is slim.
+    pub(crate) fn blank(home: &Arc<Home>) -> Arc<Self> {
         let card = TimeCard {
-            item: slim.id,
+            item: BLANK,
             step: home.step,
             rank: home.rank,
             device: home.device,
-            enqueued: slim.enqueued,
             ..TimeCard::default()
         };
         Arc::new(Self {
             home: Arc::clone(home),
-            item: slim.id,
+            item: BLANK,
             state: Mutex::new(CardState {
                 card,
                 parts: 1,
-                copy: (0, 0),
-                goes_on: false,
-                members: smallvec![slim.member()],
-                outputs: 0,
-                receipt: None,
+                ..CardState::default()
             }),
         })
+    }
+
+    /// Makes a [blank](Self::blank) one that of an item, of which it is not said yet when it was taken.
+    #[inline]
+    pub(crate) fn fill(blank: &mut Arc<Self>, slim: &Slim) {
+        let card = match Arc::get_mut(blank) {
+            Some(card) => card,
+            // Somebody has it, so it is that of another item.
+            None => {
+                *blank = Self::blank(&blank.home);
+                return Self::fill(blank, slim);
+            }
+        };
+        card.item = slim.id;
+        let state = card.state.get_mut();
+        (state.card.item, state.card.enqueued) = (slim.id, slim.enqueued);
+        state.members.push(slim.member());
+    }
+
+    /// Notes where what belongs to its item could not be opened.
+    #[inline]
+    pub(crate) fn checked<R>(&self, opened: Result<R>) -> Result<R> {
+        opened.inspect_err(|_| self.edit(|card| card.outcome = Outcome::Failed))
     }
 
     /// As [`derive`](Self::derive), for the first output of an item that is one with its input: its number, and the
@@ -247,6 +269,9 @@ impl Drop for LetGo {
 
 impl Drop for Card {
     fn drop(&mut self) {
+        if self.item == BLANK {
+            return;
+        }
         let mut state = std::mem::take(self.state.get_mut());
         if state.card.released == 0 {
             state.card.released = now_ns();

@@ -6,9 +6,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shm_core::Element;
 use shm_core::clock::now_ns;
+use shm_core::message::Incoming;
 
+use crate::board::Place;
 use crate::card::Card;
-use crate::device::{Memory, Store};
+use crate::device::Store;
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::{Home, LettingGo};
 use crate::item::{Attached, Item, Share};
@@ -18,11 +20,26 @@ use crate::spec::TensorSpec;
 use crate::time_card::Outcome;
 use crate::wire::Slim;
 
+/// What an input is made of, ready before there is one: whoever waits for an item has the time.
+pub(crate) struct Blank {
+    card: Arc<Card>,
+    readings: Vec<Reading>,
+}
+
+impl Blank {
+    pub(crate) fn new(home: &Arc<Home>) -> Self {
+        Self {
+            card: Card::blank(home),
+            readings: Vec::with_capacity(1),
+        }
+    }
+}
+
 /// One item, as a stage gets it. Its tensors are read where they were written; dropping it gives its slots back. A stage
 /// may keep it.
 #[derive(Debug)]
 pub struct Input {
-    // The slots before the card: it says when they were given back.
+    /// All of its card's home.
     readings: Vec<Reading>,
     card: Arc<Card>,
     sequence: u64,
@@ -45,14 +62,8 @@ impl Input {
     ) -> Result<Self> {
         let dequeued_ns = now_ns();
         let card = Card::new(home, &mut item, receipt, dequeued_ns);
-        let readings = item
-            .shares
-            .into_iter()
-            .map(|share| Reading::begin(home, share))
-            .collect::<Result<_>>()
-            .inspect_err(|_| card.edit(|card| card.outcome = Outcome::Failed))?;
-        Ok(Self {
-            readings,
+        let mut input = Self {
+            readings: Vec::with_capacity(item.shares.len()),
             card,
             sequence: item.sequence,
             tag: item.tag,
@@ -62,21 +73,22 @@ impl Input {
             enqueued_ns: item.enqueued,
             dequeued_ns,
             letting_go: None,
-        })
+        };
+        for share in item.shares {
+            let reading = Reading::begin(home, share);
+            input.readings.push(input.card.checked(reading)?);
+        }
+        Ok(input)
     }
 
-    /// What is slim: one slot, and nothing beside it. When it was taken is said [later](Self::is_taken).
-    pub(crate) fn of_slim(home: &Arc<Home>, slim: Slim, asked_ns: u64) -> Result<Self> {
-        let card = Card::of_slim(home, &slim);
-        let share = Share {
-            rank: slim.place.rank,
-            slot: slim.place.slot,
-            turn: slim.place.turn,
-            memory: Memory::Host(slim.memory),
-            views: Vec::new(),
-        };
-        Ok(Self {
-            readings: vec![Reading::begin(home, share)?],
+    /// What is slim: one slot, which is yet to be [opened](Self::open), and nothing beside it. When it was taken is said
+    /// [later](Self::is_taken).
+    #[inline(always)]
+    pub(crate) fn of_slim(blank: Blank, slim: &Slim, asked_ns: u64) -> Self {
+        let Blank { mut card, readings } = blank;
+        Card::fill(&mut card, slim);
+        Self {
+            readings,
             card,
             sequence: slim.sequence,
             tag: slim.tag,
@@ -86,7 +98,15 @@ impl Input {
             enqueued_ns: slim.enqueued,
             dequeued_ns: 0,
             letting_go: None,
-        })
+        }
+    }
+
+    /// Takes its slot out of the message that it came with.
+    #[inline]
+    pub(crate) fn open(&mut self, slot: Place, message: &mut Incoming) -> Result<()> {
+        let reading = Reading::of_block(&self.card.home, slot, message);
+        self.readings.push(self.card.checked(reading)?);
+        Ok(())
     }
 
     /// The stage is about to be called with it. What no time has been taken of was taken for this call at once, and a look at
@@ -108,15 +128,15 @@ impl Input {
         slot: usize,
         index: usize,
     ) -> Result<(&Store, std::ops::Range<usize>)> {
-        self.reading(slot)?.valid(index)
+        self.reading(slot)?.valid(self.home(), index)
     }
 
     #[cfg(feature = "cuda")]
     pub(crate) fn check_dtype<T: Element>(&self, slot: usize, index: usize) -> Result<()> {
-        self.reading(slot)?.layout.place::<T>(index).map(drop)
+        let reading = self.reading(slot)?;
+        reading.layout(self.home())?.place::<T>(index).map(drop)
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn home(&self) -> &Home {
         &self.card.home
     }
@@ -156,7 +176,7 @@ impl Input {
     /// When there is no such tensor, or its elements are no `T`; when the item is in several slots (see
     /// [`tensor_in`](Self::tensor_in)).
     pub fn tensor<T: Element>(&self, index: usize) -> Result<&[T]> {
-        self.only()?.tensor(index)
+        self.only()?.tensor(self.home(), index)
     }
 
     /// The same of the slot `slot` of those it is in.
@@ -164,7 +184,7 @@ impl Input {
     /// # Errors
     /// When there is no such slot, and as [`tensor`](Self::tensor).
     pub fn tensor_in<T: Element>(&self, slot: usize, index: usize) -> Result<&[T]> {
-        self.reading(slot)?.tensor(index)
+        self.reading(slot)?.tensor(self.home(), index)
     }
 
     /// The bytes of the valid elements of tensor `index` in the slot `slot` of those it is in, whatever their type.
@@ -172,7 +192,7 @@ impl Input {
     /// # Errors
     /// When there is no such slot or tensor.
     pub fn bytes_in(&self, slot: usize, index: usize) -> Result<&[u8]> {
-        self.reading(slot)?.bytes(index)
+        self.reading(slot)?.bytes(self.home(), index)
     }
 
     /// What tensors each of its slots has.
@@ -180,7 +200,8 @@ impl Input {
     pub fn specs(&self) -> &[TensorSpec] {
         self.readings
             .first()
-            .map_or(&[], |reading| &reading.layout.specs)
+            .and_then(|reading| reading.layout(self.home()).ok())
+            .map_or(&[], |layout| &layout.specs)
     }
 
     /// The valid shape of tensor `index`.
@@ -197,7 +218,7 @@ impl Input {
     /// # Errors
     /// When there is no such slot or tensor.
     pub fn shape_in(&self, slot: usize, index: usize) -> Result<&[usize]> {
-        Ok(&self.reading(slot)?.view(index)?.shape)
+        Ok(&self.reading(slot)?.view(self.home(), index)?.shape)
     }
 
     fn only(&self) -> Result<&Reading> {
@@ -237,7 +258,9 @@ impl Input {
             return Ok(());
         }
         let _letting_go = self.card.home.let_go_aside();
-        let detached = self.readings.iter_mut().try_for_each(Reading::detach);
+        let home = &self.card.home;
+        let mut readings = self.readings.iter_mut();
+        let detached = readings.try_for_each(|reading| reading.detach(home));
         // What is kept for a process in this one's place keeps the slots, too.
         if self.card.is_in_the_ledger() {
             let shares = self.readings.iter().map(Reading::share);
@@ -343,10 +366,11 @@ impl Input {
 
     pub(crate) fn take_apart(mut self) -> Result<(Vec<Share>, Beside)> {
         self.note_copies();
-        let shares = self
-            .readings
-            .drain(..)
-            .filter_map(|reading| reading.pass_on().transpose())
+        // What is not passed on is let go of as `self` is dropped.
+        let home = &self.card.home;
+        let readings = self.readings.iter_mut();
+        let shares = readings
+            .filter_map(|reading| reading.pass_on(home).transpose())
             .collect::<Result<_>>()?;
         let payload = std::mem::take(&mut self.payload);
         let beside = (self.sequence, self.tag, payload, self.attached.take());
@@ -358,7 +382,10 @@ impl Drop for Input {
     fn drop(&mut self) {
         self.letting_go = self.card.home.let_go_aside();
         self.note_copies();
-        self.readings.clear();
+        for reading in &mut self.readings {
+            reading.let_go(&self.card.home);
+        }
+        // After the slots: it says when they were given back.
         self.card.edit(|card| {
             if card.released == 0 {
                 card.released = now_ns();

@@ -13,11 +13,11 @@ use shm_core::patience::Patience;
 use crate::board::{Help, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::home::Home;
-use crate::input::Input;
+use crate::input::{Blank, Input};
 use crate::item::Item;
 use crate::ledger::{Ledger, Receipt};
 use crate::order::Order;
-use crate::wire::{self, Came};
+use crate::wire::{self, Slim};
 
 /// In which order a process gets its items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,8 +32,10 @@ pub(crate) enum Sequence {
 }
 
 /// What came.
+#[derive(Debug)]
 pub(crate) enum Next {
-    Item(Input),
+    /// An item, where the caller wants it.
+    Item,
     /// Nothing, until the time that was given.
     Nothing,
     /// A place holder, which the next step is to get as well.
@@ -59,6 +61,10 @@ pub(crate) struct Intake {
     ledger: Ledger,
     /// What comes before all else.
     backlog: Vec<Item>,
+    /// What came, read where it was put.
+    message: Incoming,
+    /// For the next input: made before there is a message.
+    blank: Option<Blank>,
     ended: bool,
 }
 
@@ -77,12 +83,19 @@ impl Intake {
             order: (sequence != Sequence::AsTheyCome).then(Order::default),
             ledger,
             backlog,
+            message: Incoming::default(),
+            blank: None,
             ended: false,
         }
     }
 
-    /// The next item, waiting until `until` at most.
-    pub(crate) fn next(&mut self, home: &Arc<Home>, until: Option<Instant>) -> Result<Next> {
+    /// The next item, into `place`, waiting until `until` at most. What was only just written costs more to move than to write.
+    pub(crate) fn next(
+        &mut self,
+        home: &Arc<Home>,
+        until: Option<Instant>,
+        place: &mut Option<Input>,
+    ) -> Result<Next> {
         loop {
             if let Some(order) = &mut self.order
                 && let Some((item, receipt, asked)) = order.take(self.ended)
@@ -94,27 +107,47 @@ impl Intake {
                 match kept(home, item, asked, receipt) {
                     // Its card says so.
                     Err(error) if *error.kind() == ErrorKind::Lost => continue,
-                    input => return Ok(Next::Item(input?)),
+                    input => {
+                        *place = Some(input?);
+                        return Ok(Next::Item);
+                    }
                 }
             }
             if self.ended {
                 return Ok(Next::End);
             }
+            // Where nobody else needs to know of what is slim, no item is made of it first.
+            let is_direct = self.order.is_none() && self.ledger.is_none();
+            if is_direct && self.blank.is_none() {
+                self.blank = Some(Blank::new(home));
+            }
             let asked = now_ns();
             let item = match self.backlog.pop() {
-                Some(item) => Ok(Some(Came::Item(item))),
-                None => self.get(home, until),
+                Some(item) => Ok(item),
+                None => match self.get(home, until) {
+                    Ok(true) => {
+                        let slim = if is_direct {
+                            Slim::of(&self.message)
+                        } else {
+                            None
+                        };
+                        if let (Some(slim), Some(blank)) = (slim, self.blank.take()) {
+                            let slim = slim?;
+                            let input = place.insert(Input::of_slim(blank, &slim, asked));
+                            input.open(slim.place, &mut self.message)?;
+                            return Ok(Next::Item);
+                        }
+                        wire::came(&mut self.message)
+                    }
+                    Ok(false) => {
+                        self.be_helped(home)?;
+                        continue;
+                    }
+                    Err(error) => Err(error),
+                },
             };
             let item = match item {
-                // Nobody else needs to know of it: no item is made of it first.
-                Ok(Some(Came::Slim(slim))) if self.order.is_none() && self.ledger.is_none() => {
-                    return Ok(Next::Item(Input::of_slim(home, slim, asked)?));
-                }
-                Ok(Some(came)) => Item::from(came),
-                Ok(None) => {
-                    self.be_helped(home)?;
-                    continue;
-                }
+                Ok(item) => item,
                 Err(error) if error.is_closed() => {
                     self.look_for_end(home)?;
                     self.ended = true;
@@ -134,7 +167,10 @@ impl Intake {
                 }
                 _ => match Input::new(home, item, asked, receipt) {
                     Err(error) if *error.kind() == ErrorKind::Lost => {}
-                    input => return Ok(Next::Item(input?)),
+                    input => {
+                        *place = Some(input?);
+                        return Ok(Next::Item);
+                    }
                 },
             }
         }
@@ -182,15 +218,15 @@ impl Intake {
         Ok(())
     }
 
-    /// The next item of the queue; `None`: there is help.
-    fn get(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Option<Came>> {
-        match wire::take(&self.from, Deadline::Now) {
+    /// The next message of the queue, to where messages are read; `false`: there is help.
+    fn get(&mut self, home: &Home, until: Option<Instant>) -> mp_queue::Result<bool> {
+        match self.from.take_into(Deadline::Now, &mut self.message) {
             Err(error) if *error.kind() == QueueErrorKind::Empty => self.wait(home, until),
-            answer => answer.map(Some),
+            answer => answer.map(|()| true),
         }
     }
 
-    fn wait(&self, home: &Home, until: Option<Instant>) -> mp_queue::Result<Option<Came>> {
+    fn wait(&mut self, home: &Home, until: Option<Instant>) -> mp_queue::Result<bool> {
         let kept = self.order.as_ref().map_or((0, 0), Order::kept);
         home.board.set_kept(home.rank, kept, until.is_some());
         // Who goes on at that time by itself is in no knot, unless it may be helped out of it.
@@ -202,7 +238,9 @@ impl Intake {
         // Time cards go home while there is nothing else to do, but not before each of many short waits.
         let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
         let soon = left().map_or(SOON, |left| left.min(SOON));
-        let take = |deadline| take_waiting(&self.from, deadline, home, waits, self.order.is_some());
+        let keeps_back = self.order.is_some();
+        let (from, message) = (&self.from, &mut self.message);
+        let mut take = |deadline| take_waiting((from, message), deadline, home, waits, keeps_back);
         match take(Deadline::after(soon)) {
             Err(error) if *error.kind() == QueueErrorKind::TimedOut => home.flush(),
             answer => return answer,
@@ -215,20 +253,19 @@ impl Intake {
     }
 }
 
-/// As [`wire::take`], for a process that shows on the board that it waits: it is shown as pausing before it takes anything, so
-/// that whoever sees it wait after the queue was empty knows that it has nothing. `None`: there is [`Help`], which only who
-/// keeps items back may get.
+/// Takes the next message, for a process that shows on the board that it waits: it is shown as pausing before it takes
+/// anything, so that whoever sees it wait after the queue was empty knows that it has nothing. `false`: there is [`Help`], which
+/// only who keeps items back may get.
 ///
 /// # Errors
-/// As [`wire::take`].
+/// As [`Receiver::get_timeout`].
 fn take_waiting(
-    from: &Receiver<Item>,
+    (from, message): (&Receiver<Item>, &mut Incoming),
     deadline: Deadline,
     home: &Home,
     waits: State,
     keeps_back: bool,
-) -> mp_queue::Result<Option<Came>> {
-    let mut message = Incoming::default();
+) -> mp_queue::Result<bool> {
     let board = &home.board;
     let is_helped = || {
         let is_helped = keeps_back && {
@@ -240,12 +277,7 @@ fn take_waiting(
         is_helped
     };
     let in_vain = || board.show(home.rank, waits);
-    let taken = from.take_unless(deadline, &mut message, is_helped, in_vain);
-    Ok(if taken? {
-        Some(wire::came(message)?)
-    } else {
-        None
-    })
+    from.take_unless(deadline, message, is_helped, in_vain)
 }
 
 /// An input of what was kept back.
@@ -263,3 +295,6 @@ fn kept(home: &Arc<Home>, item: Item, asked: u64, receipt: Option<Receipt>) -> R
     }
     input
 }
+
+#[cfg(test)]
+mod tests;

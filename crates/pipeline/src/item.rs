@@ -90,6 +90,19 @@ impl Share {
     }
 }
 
+impl Place {
+    /// A slot there, on its way.
+    pub(crate) fn share(self, memory: Memory, views: Vec<View>) -> Share {
+        Share {
+            rank: self.rank,
+            slot: self.slot,
+            turn: self.turn,
+            memory,
+            views,
+        }
+    }
+}
+
 /// The first of the numbers of items that no input has: further outputs, and what was made of several.
 pub(crate) const FIRST_NEW: u64 = 1 << 52;
 

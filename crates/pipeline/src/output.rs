@@ -269,17 +269,15 @@ impl Output {
         self.publish_slot(slot, &cards)
     }
 
-    fn publish_slot(&mut self, slot: OutputSlot, cards: &[&Arc<Card>]) -> Result<()> {
+    fn publish_slot(&mut self, mut slot: OutputSlot, cards: &[&Arc<Card>]) -> Result<()> {
         if !self.pool.as_ref().is_some_and(|pool| slot.is_of(pool)) {
             return Err(Error::invalid(
                 "a slot of one step was to be published in another; copy it into a slot of that one",
             ));
         }
-        let slot = match self.put_slim(slot, cards)? {
-            None => return Ok(()),
-            Some(slot) => slot,
-        };
-        let mut slot = slot;
+        if self.put_slim(&mut slot, cards)? {
+            return Ok(());
+        }
         let (sequence, tag) = (slot.sequence, slot.tag);
         let acquired = (slot.acquired_ns, slot.waited_ns);
         let beside = (
@@ -293,17 +291,14 @@ impl Output {
     }
 
     /// Hands over what most outputs are, by the shortest way: all of a slot and nothing beside it, of one input or of none,
-    /// where there is one way to go. The slot comes back where it is anything else.
-    fn put_slim(
-        &mut self,
-        mut slot: OutputSlot,
-        cards: &[&Arc<Card>],
-    ) -> Result<Option<OutputSlot>> {
+    /// where there is one way to go. `false`, and nothing is done, where it is anything else.
+    #[inline]
+    fn put_slim(&mut self, slot: &mut OutputSlot, cards: &[&Arc<Card>]) -> Result<bool> {
         let Some(router) = self.router.as_ref().filter(|_| self.segments <= 1) else {
-            return Ok(Some(slot));
+            return Ok(false);
         };
         let (Some(lane), true) = (router.only(), slot.is_slim()) else {
-            return Ok(Some(slot));
+            return Ok(false);
         };
         let (id, weight) = match (cards, &mut self.next_input) {
             ([], Some(next)) => {
@@ -312,32 +307,30 @@ impl Output {
             }
             ([one], _) => match one.derive_slim() {
                 Some(known) => known,
-                None => return Ok(Some(slot)),
+                None => return Ok(false),
             },
-            _ => return Ok(Some(slot)),
-        };
-        let (sequence, tag) = (slot.sequence, slot.tag);
-        let (acquired, place) = ((slot.acquired_ns, slot.waited_ns), slot.place());
-        let Some(memory) = slot.take_memory()? else {
-            return Ok(None);
+            _ => return Ok(false),
         };
         let slim = Slim {
             id,
-            sequence,
-            tag,
+            sequence: slot.sequence,
+            tag: slot.tag,
             enqueued: 0,
             weight,
-            place,
-            memory,
+            place: slot.place(),
+        };
+        let acquired = (slot.acquired_ns, slot.waited_ns);
+        let Some(memory) = slot.freeze() else {
+            return Ok(true);
         };
         if cards.is_empty() {
             self.home.note_offered();
         }
         let put = lane
-            .put_slim(&self.home, router.routes.policy, slim)
+            .put_slim(&self.home, router.routes.policy, slim, memory)
             .and_then(|taken| router.settle(&self.home, taken));
         self.note_put(put, id, cards, acquired)?;
-        Ok(None)
+        Ok(true)
     }
 
     /// Sends a value without tensors, as made of the input that the stage was called for.

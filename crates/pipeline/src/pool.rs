@@ -376,25 +376,20 @@ impl OutputSlot {
             && self.place().fits_a_word()
     }
 
-    /// Where it lies in the arena: gives up writing, and gives one reference to its memory to be published.
-    ///
-    /// # Errors
-    /// When there is no room for one more reference.
-    pub(crate) fn take_memory(&mut self) -> Result<Option<SharedBytes>> {
-        let Some(tensor) = self.tensor.take() else {
-            return Ok(None);
-        };
-        match tensor {
-            Writable::Host(tensor) => {
-                let shared = tensor.freeze();
-                let memory = shared.to_send();
-                self.kept = Some(Store::Host(shared));
-                Ok(Some(memory?))
-            }
+    /// Where it lies in the arena: gives up writing. The memory, to be published with one more reference, stays this process's
+    /// own as well.
+    #[inline]
+    pub(crate) fn freeze(&mut self) -> Option<&SharedBytes> {
+        match self.tensor.take()? {
+            Writable::Host(tensor) => match self.kept.insert(Store::Host(tensor.freeze())) {
+                Store::Host(memory) => Some(memory),
+                #[cfg(feature = "cuda")]
+                Store::Device(_) => None,
+            },
             #[cfg(feature = "cuda")]
             device @ Writable::Device(_) => {
                 self.tensor = Some(device);
-                Ok(None)
+                None
             }
         }
     }

@@ -310,10 +310,10 @@ fn work_on<S: Stage>(
     inputs: &mut u64,
 ) -> Result<(), StageError> {
     loop {
-        let mut input = match &mut intake {
-            None => None,
-            Some(intake) => match intake.next(home, stage.wake_at())? {
-                Next::Item(input) => Some(input),
+        let mut input = None;
+        if let Some(intake) = &mut intake {
+            match intake.next(home, stage.wake_at(), &mut input)? {
+                Next::Item => {}
                 Next::Gone => {
                     output.put_tombstones()?;
                     continue;
@@ -331,8 +331,8 @@ fn work_on<S: Stage>(
                     continue;
                 }
                 Next::End => return Ok(()),
-            },
-        };
+            }
+        }
         output.set_current(input.as_ref().map(|input| Arc::clone(input.card())));
         // The last thing before the stage is called: what comes before it is hand-over.
         let now = now_ns();

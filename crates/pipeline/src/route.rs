@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mp_queue::{Deadline, ErrorKind as QueueErrorKind, Receiver, Sender, WaitPolicy};
 use serde::{Deserialize, Serialize};
+use shm_core::SharedBytes;
 use shm_core::clock::now_ns;
 
 use crate::board::{Cause, State};
@@ -92,21 +93,26 @@ impl Lane {
             .map_err(|(error, item)| Box::new(Refused { error, item }))
     }
 
-    /// Puts what is slim, at once where there is room. `false` when nobody reads the lane any more.
+    /// Puts what is slim, with one more reference to its slot's memory: at once where there is room. `false` when nobody reads
+    /// the lane any more.
+    #[inline]
     pub(crate) fn put_slim(
         &self,
         home: &Home,
         policy: Backpressure,
         mut slim: Slim,
+        memory: &SharedBytes,
     ) -> Result<bool> {
-        if !self.is_abandoned(home) {
+        let item = if self.is_abandoned(home) {
+            slim.with(memory.to_send()?)
+        } else {
             slim.enqueued = now_ns();
-            slim = match wire::put_slim(&self.to, slim, Deadline::Now) {
+            match wire::put_slim(&self.to, &slim, memory, Deadline::Now) {
                 Ok(()) => return Ok(true),
-                Err((error, back)) => back.ok_or(error)?,
-            };
-        }
-        self.put(home, policy, slim.into())
+                Err((error, item)) => item.ok_or(error)?,
+            }
+        };
+        self.put(home, policy, item)
     }
 
     /// Puts an item, waiting for room. `false` when nobody reads the lane any more.

@@ -11,7 +11,7 @@ use mp_queue::{Deadline, PutError, Receiver, Sender};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::SharedBytes;
-use shm_core::message::{Block, Incoming, Outgoing};
+use shm_core::message::{Incoming, Outgoing};
 
 use crate::board::Place;
 use crate::device::Memory;
@@ -30,8 +30,8 @@ struct Short<'a> {
     enqueued: u64,
 }
 
-/// An item that is all of one slot, with no value beside it: what a stage that says nothing else publishes.
-#[derive(Debug)]
+/// What is said of an item that is all of one slot, with no value beside it: what a stage that says nothing else publishes.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Slim {
     pub(crate) id: u64,
     pub(crate) sequence: u64,
@@ -40,13 +40,6 @@ pub(crate) struct Slim {
     /// The exponent of its weight.
     pub(crate) weight: u8,
     pub(crate) place: Place,
-    pub(crate) memory: SharedBytes,
-}
-
-/// What came out of a queue.
-pub(crate) enum Came {
-    Slim(Slim),
-    Item(Item),
 }
 
 /// Puts an item into a queue.
@@ -62,57 +55,60 @@ pub(crate) fn put(
     mut item: Item,
     deadline: Deadline,
 ) -> Result<(), (mp_queue::Error, Option<Item>)> {
-    match item.take_slim() {
-        Some(slim) => {
-            put_slim(to, slim, deadline).map_err(|(error, slim)| (error, slim.map(Item::from)))
-        }
-        None => to.put_until(item, deadline).map_err(PutError::into_parts),
-    }
+    let Some((slim, memory)) = item.take_slim() else {
+        return to.put_until(item, deadline).map_err(PutError::into_parts);
+    };
+    let mut message = Outgoing::of_block(memory, slim.words());
+    to.put_message(&mut message, deadline)
+        .map_err(|error| (error, unsent(message)))
 }
 
-/// The same for what is slim.
+/// The same for what is slim, with one more reference to its slot's memory.
 ///
 /// # Errors
 /// With the item where it is still whole.
 #[inline]
+#[expect(clippy::result_large_err, reason = "as there")]
 pub(crate) fn put_slim(
     to: &Sender<Item>,
-    slim: Slim,
+    slim: &Slim,
+    memory: &SharedBytes,
     deadline: Deadline,
-) -> Result<(), (mp_queue::Error, Option<Slim>)> {
-    let mut message = slim.into_message();
-    to.put_message(&mut message, deadline).map_err(|error| {
-        let slim = message.into_block().map(Slim::of_block);
-        (error, slim.and_then(Result::ok))
-    })
+) -> Result<(), (mp_queue::Error, Option<Item>)> {
+    let mut message = Outgoing::default();
+    if let Err(error) = message.refer_to(memory, slim.words()) {
+        return Err((error.into(), None));
+    }
+    to.put_message(&mut message, deadline)
+        .map_err(|error| (error, unsent(message)))
+}
+
+/// The item of a message that was not sent.
+#[cold]
+fn unsent(message: Outgoing) -> Option<Item> {
+    let (memory, words) = message.into_block()?;
+    Some(Slim::of_words(words).ok()?.with(memory))
+}
+
+/// The item that a message holds.
+pub(crate) fn came(message: &mut Incoming) -> mp_queue::Result<Item> {
+    match message.take_block() {
+        Some(block) => {
+            let (memory, words) = block?;
+            Ok(Slim::of_words(words)?.with(memory))
+        }
+        None => message.take_or(),
+    }
 }
 
 /// Takes an item out of a queue.
 ///
 /// # Errors
 /// As [`Receiver::get_timeout`].
-#[inline]
-pub(crate) fn take(from: &Receiver<Item>, deadline: Deadline) -> mp_queue::Result<Came> {
+pub(crate) fn get(from: &Receiver<Item>, deadline: Deadline) -> mp_queue::Result<Item> {
     let mut message = Incoming::default();
     from.take_into(deadline, &mut message)?;
-    came(message)
-}
-
-/// What a message holds.
-#[inline]
-pub(crate) fn came(mut message: Incoming) -> mp_queue::Result<Came> {
-    match message.take_block() {
-        Some(block) => Slim::of_block(block?).map(Came::Slim),
-        None => message.take_or().map(Came::Item),
-    }
-}
-
-/// As [`take`], for who wants it whole.
-///
-/// # Errors
-/// As there.
-pub(crate) fn get(from: &Receiver<Item>, deadline: Deadline) -> mp_queue::Result<Item> {
-    Ok(take(from, deadline)?.into())
+    came(&mut message)
 }
 
 /// Any other.
@@ -184,20 +180,24 @@ impl Place {
 }
 
 impl Slim {
-    /// A message of it.
+    /// As they lie beside a block.
     #[inline]
-    fn into_message(self) -> Outgoing {
+    fn words(&self) -> [u64; 5] {
         let place = u64::from(self.weight)
             | u64::from(self.place.rank) << WEIGHT_BITS
             | u64::from(self.place.turn) << TURN_AT
             | u64::from(self.place.slot) << SLOT_AT;
-        let words = [self.id, self.sequence, self.tag, self.enqueued, place];
-        Outgoing::of_block(self.memory, words)
+        [self.id, self.sequence, self.tag, self.enqueued, place]
+    }
+
+    /// What is said in a message of something slim, whose memory stays in it; `None` for any other message.
+    #[inline]
+    pub(crate) fn of(message: &Incoming) -> Option<mp_queue::Result<Self>> {
+        message.beside_block().map(Self::of_words)
     }
 
     #[inline]
-    fn of_block((memory, words): Block) -> mp_queue::Result<Self> {
-        let [id, sequence, tag, enqueued, place] = words;
+    fn of_words([id, sequence, tag, enqueued, place]: [u64; 5]) -> mp_queue::Result<Self> {
         let weight = place as u8;
         if weight >= 128 {
             let kind = shm_core::ErrorKind::Decode;
@@ -215,7 +215,6 @@ impl Slim {
                 turn: (place >> TURN_AT) as u16,
                 slot: (place >> SLOT_AT) as u32,
             },
-            memory,
         })
     }
 
@@ -226,11 +225,25 @@ impl Slim {
             weight: 1_u128 << (self.weight & 127),
         }
     }
+
+    /// The item, which has this memory.
+    pub(crate) fn with(self, memory: SharedBytes) -> Item {
+        Item {
+            id: self.id,
+            parts: 1,
+            members: vec![self.member()],
+            enqueued: self.enqueued,
+            sequence: self.sequence,
+            tag: self.tag,
+            shares: vec![self.place.share(Memory::Host(memory), Vec::new())],
+            ..Item::default()
+        }
+    }
 }
 
 impl Item {
     /// The item as a slim one, if it is one: its memory is taken out of it then.
-    fn take_slim(&mut self) -> Option<Slim> {
+    fn take_slim(&mut self) -> Option<(Slim, SharedBytes)> {
         let weight = self.short()?;
         let [share] = &*self.shares else { return None };
         // What lies on a device travels in a longer message.
@@ -238,45 +251,15 @@ impl Item {
         let fits = share.views.is_empty() && self.payload.is_empty() && share.place().fits_a_word();
         let memory = fits.then(|| memory.clone())?;
         let share = self.shares.pop()?;
-        Some(Slim {
+        let slim = Slim {
             id: self.id,
             sequence: self.sequence,
             tag: self.tag,
             enqueued: self.enqueued,
             weight,
             place: share.place(),
-            memory,
-        })
-    }
-}
-
-impl From<Slim> for Item {
-    fn from(slim: Slim) -> Self {
-        Self {
-            id: slim.id,
-            parts: 1,
-            members: vec![slim.member()],
-            enqueued: slim.enqueued,
-            sequence: slim.sequence,
-            tag: slim.tag,
-            shares: vec![Share {
-                rank: slim.place.rank,
-                slot: slim.place.slot,
-                turn: slim.place.turn,
-                memory: Memory::Host(slim.memory),
-                views: Vec::new(),
-            }],
-            ..Self::default()
-        }
-    }
-}
-
-impl From<Came> for Item {
-    fn from(came: Came) -> Self {
-        match came {
-            Came::Slim(slim) => slim.into(),
-            Came::Item(item) => item,
-        }
+        };
+        Some((slim, memory))
     }
 }
 

@@ -85,7 +85,7 @@ impl Held {
     ///
     /// # Errors
     /// When there is no room for one more entry, or one more count; after a fork.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn another(&self) -> Result<Self> {
         self.arena.check_not_forked("counting one more reference")?;
         let lease = self.count_one_more()?;

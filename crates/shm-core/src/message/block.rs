@@ -5,8 +5,9 @@
 use super::decode::{Arrived, Incoming};
 use super::encode::Outgoing;
 use super::parse::{FORM_BLOCK, What};
-use super::pins::{Pin, Pins};
+use super::pins::Pin;
 use crate::error::Result;
+use crate::held::Held;
 use crate::slots::META_WORDS;
 use crate::storage::Storage;
 use crate::tensor::SharedBytes;
@@ -19,14 +20,28 @@ impl Outgoing {
     #[inline]
     #[must_use]
     pub fn of_block(bytes: SharedBytes, words: [u64; META_WORDS]) -> Self {
-        let held = bytes.into_held();
-        let [a, b, c, d, e] = words;
+        let mut message = Self::default();
+        message.name(bytes.into_held(), words);
+        message
+    }
+
+    /// Makes an empty message one of all bytes of a block, with one more reference to it, and these words beside it.
+    ///
+    /// # Errors
+    /// As [`SharedBytes::to_send`]; the message is empty then.
+    #[inline]
+    pub fn refer_to(&mut self, bytes: &SharedBytes, words: [u64; META_WORDS]) -> Result<()> {
+        self.name(bytes.held().another()?, words);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn name(&mut self, held: Held, [a, b, c, d, e]: [u64; META_WORDS]) {
         let named = u64::from(FORM_BLOCK) | held.line << 8;
-        let payload = [named, held.generation, a, b, c, d, e];
+        self.payload = [named, held.generation, a, b, c, d, e];
         let what = What::Shared;
-        let mut pins = Pins::default();
-        pins.0.push(Pin { held, what });
-        Self { payload, pins }
+        self.pins.0.clear();
+        self.pins.0.push(Pin { held, what });
     }
 
     /// What [`of_block`](Self::of_block) made a message of, where it was not sent. `None` for any other message.
@@ -43,6 +58,13 @@ impl Outgoing {
 }
 
 impl Incoming {
+    /// The words beside a block, which stays in the message: `None` for any other message, and once the block was taken.
+    #[inline]
+    #[must_use]
+    pub fn beside_block(&self) -> Option<[u64; META_WORDS]> {
+        self.bytes.beside_block()
+    }
+
     /// What [`Outgoing::of_block`] made a message of: `None` for any other message, which stays as it is.
     ///
     /// # Errors

@@ -52,6 +52,11 @@ impl SharedBytes {
     }
 
     #[inline]
+    pub(crate) fn held(&self) -> &Held {
+        self.0.held()
+    }
+
+    #[inline]
     pub(crate) fn into_held(self) -> Held {
         self.0.into_held()
     }

@@ -23,6 +23,19 @@ fn a_whole_tensor_arrives_with_the_words_beside_it() {
 }
 
 #[test]
+fn one_that_refers_to_bytes_counts_one_more_reference_and_leaves_them_where_they_are() {
+    let bytes = of(Tensor::from_slice(3, &[1_u8, 2, 3]).unwrap());
+    let mut message = Outgoing::default();
+    message.refer_to(&bytes, [5; 5]).unwrap();
+    let bytes = bytes.try_thaw().unwrap_err();
+    let (back, words) = message.into_block().unwrap();
+    assert!(back.same_storage(&bytes));
+    assert_eq!(words, [5; 5]);
+    drop(back);
+    bytes.try_thaw().unwrap();
+}
+
+#[test]
 fn it_goes_through_cells_and_lanes_and_is_held_by_both_until_both_let_go() {
     let here = arena();
     let there = join(&here);
@@ -38,9 +51,11 @@ fn it_goes_through_cells_and_lanes_and_is_held_by_both_until_both_let_go() {
         else {
             panic!("nothing came");
         };
+        assert_eq!(message.beside_block(), Some([9; 5]));
         let (tensor, words) = message.take_block().unwrap().unwrap();
         assert_eq!((tensor.as_slice(), words), (&[7; 10][..], [9; 5]));
         assert!(message.take_block().is_none(), "it is taken once");
+        assert!(message.beside_block().is_none());
         let kept = kept.try_thaw().unwrap_err();
         drop(tensor);
         kept.try_thaw().unwrap();
