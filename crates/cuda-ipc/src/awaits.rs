@@ -50,8 +50,12 @@ pub(crate) struct Awaits {
     /// This one.
     me: Weak<Self>,
     driver: &'static dyn Driver,
-    /// To look how far the stream is, as long as somebody has it.
-    stream: Mutex<Weak<Inner>>,
+    /// To look how far the stream is, as long as somebody has it, where it is one of this crate.
+    own: Mutex<Weak<Inner>>,
+    /// The same of one that somebody else made, with how many have it. Whoever lets go of the last handle takes it away from
+    /// here before: the stream may be destroyed then. So it is used only while this is locked, and only by calls of the driver
+    /// that wait for nothing.
+    lent: Mutex<(Option<RawStream>, u32)>,
     /// An event of this process in the stream, and what is over when it has happened.
     passing: Mutex<Passing>,
     /// How many records the stream had at the last look, and for how many looks it has had no more.
@@ -83,7 +87,8 @@ impl Awaits {
             company,
             me: me.clone(),
             driver,
-            stream: Mutex::default(),
+            own: Mutex::default(),
+            lent: Mutex::default(),
             passing: Mutex::default(),
             seen: Mutex::default(),
         });
@@ -91,9 +96,26 @@ impl Awaits {
         Ok(made)
     }
 
-    /// The stream that it is of.
+    /// The stream that it is of: one handle more.
     pub(crate) fn belongs_to(&self, stream: &Arc<Inner>) {
-        *self.stream.lock() = Arc::downgrade(stream);
+        let Some(Borrowed { raw, .. }) = self.borrowed else {
+            *self.own.lock() = Arc::downgrade(stream);
+            return;
+        };
+        let mut lent = self.lent.lock();
+        lent.1 += 1;
+        // SAFETY: whoever lent it keeps it as long as there is a handle of it, of which this is one, and it goes from here
+        // before the last one does (`let_go`).
+        lent.0 = Some(unsafe { RawStream::borrowed(self.device.ordinal(), raw) });
+    }
+
+    /// Asks the driver something of the stream that it answers at once, as long as somebody has it.
+    fn with_stream<R>(&self, ask: impl FnOnce(&RawStream) -> R) -> Option<R> {
+        if self.borrowed.is_some() {
+            return self.lent.lock().0.as_ref().map(ask);
+        }
+        let stream = self.own.lock().upgrade()?;
+        stream.raw().ok().map(ask)
     }
 
     /// Whether the stream has come to a point behind what it waited for some time ago. An event of another process may have
@@ -114,15 +136,16 @@ impl Awaits {
             self.remove(&over);
             return Ok(true);
         }
-        let stream = self.stream.lock().upgrade();
-        let marked = match &stream {
-            Some(stream) => stream.raw().and_then(|raw| self.mark(&mut passing, raw)),
-            None => Ok(()),
-        };
-        // Before the stream, of which this may be the last handle.
         drop(passing);
-        drop(stream);
-        marked.map(|()| false)
+        let marked = self.with_stream(|raw| {
+            let mut passing = self.passing.lock();
+            match passing.upto {
+                // Another thread was faster.
+                Some(_) => Ok(()),
+                None => self.mark(&mut passing, raw),
+            }
+        });
+        marked.unwrap_or(Ok(())).map(|()| false)
     }
 
     fn mark(&self, passing: &mut Passing, raw: &RawStream) -> Result<()> {
@@ -165,6 +188,14 @@ impl Awaits {
             && let Err(error) = self.mark(&mut self.passing.lock(), raw)
         {
             tracing::warn!(%error, "it is not seen when a stream comes to its end");
+        }
+        if self.borrowed.is_some() {
+            // Nobody asks anything of it from here on.
+            let mut lent = self.lent.lock();
+            lent.1 = lent.1.saturating_sub(1);
+            if lent.1 == 0 {
+                lent.0 = None;
+            }
         }
         self.handles.fetch_sub(1, Ordering::AcqRel);
     }
@@ -316,24 +347,30 @@ impl Awaits {
         let looks = if seen.0 == recorded { seen.1 + 1 } else { 0 };
         *seen = (recorded, looks);
         drop(seen);
-        let stream = self.stream.lock().upgrade();
-        if looks >= LOOKS
-            && let Some(stream) = &stream
-            && let Ok(raw) = stream.raw()
-        {
-            let _ = self.is_idle(raw);
+        if looks >= LOOKS {
+            self.with_stream(|raw| self.is_idle(raw).unwrap_or(false));
         }
     }
 
-    /// As long as there is time: waits until nothing of a stream that nobody has any more is left to do; whether it is so.
+    /// As long as there is time: waits until nothing of a stream that nobody has any more, or that somebody else made, is left to
+    /// do; whether it is so.
     pub(crate) fn is_left_done(&self, is_over: &mut dyn FnMut() -> bool) -> bool {
+        let is_idle = || self.with_stream(|raw| self.is_idle(raw).unwrap_or(false));
         let is_done = || match self.number {
-            NO_NUMBER => self.passing.lock().upto.is_none(),
-            number => ledger::is_done(number),
+            NO_NUMBER => is_idle().unwrap_or_else(|| self.passing.lock().upto.is_none()),
+            number => ledger::is_done(number) || is_idle().unwrap_or(false),
         };
-        while !is_done() && self.handles.load(Ordering::Acquire) == 0 {
-            if self.is_lost() || !self.has_passed().unwrap_or(false) && is_over() {
+        let is_left = || self.borrowed.is_some() || self.handles.load(Ordering::Acquire) == 0;
+        let mut passed = 0;
+        while is_left() && !is_done() {
+            if self.has_passed().unwrap_or(false) {
+                passed += 1;
+            } else if self.is_lost() || is_over() {
                 return false;
+            }
+            // The second of its events was recorded after this began.
+            if self.number == NO_NUMBER && passed == 2 {
+                return true;
             }
             std::thread::sleep(Duration::from_micros(200));
         }

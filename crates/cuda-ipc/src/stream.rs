@@ -123,7 +123,9 @@ impl Stream {
         let Some(all) = ALL.try_lock_for(Duration::from_millis(100)) else {
             return;
         };
-        let streams = all.iter().filter_map(|(_, known)| known.upgrade());
+        // The others are asked where whoever made them can't destroy them meanwhile.
+        let stay = all.iter().filter(|(may_go, _)| !may_go);
+        let streams = stay.filter_map(|(_, known)| known.upgrade());
         let streams: Vec<_> = streams.map(Self).collect();
         drop(all);
         let mut is_over = || wait.is_over(Instant::now());

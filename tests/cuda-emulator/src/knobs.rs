@@ -15,6 +15,7 @@ pub(crate) const WITHOUT: &str = "CUDA_EMULATOR_WITHOUT";
 pub(crate) const MEMORY: &str = "CUDA_EMULATOR_MEMORY_MIB";
 pub(crate) const RACES: &str = "CUDA_EMULATOR_RACES";
 pub(crate) const FAIL: &str = "CUDA_EMULATOR_FAIL";
+pub(crate) const SLOW: &str = "CUDA_EMULATOR_SLOW";
 pub(crate) const DEAD_EVENTS: &str = "CUDA_EMULATOR_DEAD_EVENTS";
 pub(crate) const HANDLES: &str = "CUDA_EMULATOR_STREAM_HANDLES";
 pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -96,6 +97,8 @@ pub(crate) struct Knobs {
     /// Whether a stream gets the handle of one that was destroyed.
     pub(crate) handles_again: bool,
     pub(crate) failures: Vec<Failure>,
+    /// How long calls of these names take to begin.
+    slow: Vec<(String, Duration)>,
     without: Vec<Feature>,
 }
 
@@ -111,12 +114,19 @@ impl Knobs {
             dead_events_happen: env::var(DEAD_EVENTS).is_ok_and(|value| value == "happen"),
             handles_again: env::var(HANDLES).is_ok_and(|value| value == "again"),
             failures: failures(&env::var(FAIL).unwrap_or_default()),
+            slow: slow(&words(SLOW)),
             without: FEATURES
                 .iter()
                 .filter(|(_, word)| words(WITHOUT).iter().any(|it| it == word))
                 .map(|(feature, _)| *feature)
                 .collect(),
         }
+    }
+
+    /// How long a call takes to begin.
+    pub(crate) fn begins_after(&self, call: &str) -> Option<Duration> {
+        let slow = self.slow.iter().find(|(name, _)| name == call);
+        slow.map(|(_, time)| *time)
     }
 
     pub(crate) fn has(&self, feature: Feature) -> bool {
@@ -166,6 +176,15 @@ fn failures(list: &str) -> Vec<Failure> {
             })
         })
         .collect()
+}
+
+/// Of each `CALL:MILLISECONDS`.
+fn slow(list: &[String]) -> Vec<(String, Duration)> {
+    let each = list.iter().filter_map(|item| {
+        let (call, time) = item.split_once(':')?;
+        Some((call.to_owned(), Duration::from_millis(time.parse().ok()?)))
+    });
+    each.collect()
 }
 
 #[cfg(test)]

@@ -149,6 +149,13 @@ impl Knobs {
         self.fail(knobs::ANY, code, Some(nth))
     }
 
+    /// Each call of that name takes so long before it does anything, in milliseconds: what others do meanwhile, they do in the
+    /// middle of it.
+    #[must_use]
+    pub fn slow(self, call: &str, time: Duration) -> Self {
+        self.with_more(knobs::SLOW, [format!("{call}:{}", time.as_millis())])
+    }
+
     /// A stream gets the handle of one that was destroyed, as from any driver. Without this no handle is ever another stream's, so
     /// that a use of one that was destroyed is told.
     #[must_use]

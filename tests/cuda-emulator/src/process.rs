@@ -200,6 +200,9 @@ impl Process {
                 return refuse(failure.code, "a knob makes this call fail");
             }
         }
+        if let Some(time) = self.knobs.begins_after(call.name()) {
+            std::thread::sleep(time);
+        }
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! Streams of others that were destroyed, and whose handle another one has.
 
+use std::time::Duration;
+
 use cuda_emulator::{Driver, Knobs, Session};
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
 use integration_tests::{Test, tests};
@@ -10,6 +12,7 @@ use crate::legacy::late_in;
 use crate::support::{machine, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
+    a_stream_that_goes_with_its_last_handle_is_in_no_call_of_another_thread,
     a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again,
     a_stream_that_has_the_handle_of_a_lost_one_is_not_lost,
     a_stream_that_has_the_handle_of_a_lost_one_is_not_lost_where_the_driver_tells_no_ids,
@@ -93,6 +96,27 @@ fn a_stream_that_has_the_handle_of_a_lost_one_and_much_to_do_is_lost_where_the_d
     session.let_go();
     driver.synchronize_stream(raw).unwrap();
     is_as_good_as_new(raw);
+}
+
+/// The thread that watches the arena asks how far it is, where it was left alone.
+fn a_stream_that_goes_with_its_last_handle_is_in_no_call_of_another_thread() {
+    let session = with(&Knobs::new().slow("cuStreamQuery", Duration::from_millis(200)));
+    let raw = make();
+    let stream = lent(raw);
+    let (sender, receiver) = Queue::bounded(1).unwrap().split();
+    // Something is recorded in it, so that others may want to know.
+    let mine = DeviceTensor::from_slice_on(&stream, [2], &[5_u8, 6]).unwrap();
+    sender.put(mine).unwrap();
+    let back: Bytes = receiver.get().unwrap();
+    assert_eq!(back.to_vec().unwrap(), [5, 6]);
+    drop(back);
+    let asked = session.calls().of("cuStreamQuery");
+    while session.calls().of("cuStreamQuery") == asked {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(stream);
+    Driver::loaded().destroy_stream(raw).unwrap();
+    crate::support::all_is_well(session);
 }
 
 fn a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again() {
