@@ -16,6 +16,7 @@ use cudarc::driver::{
 use shm_core::tensor::Geometry;
 use shm_core::{Element, Shape};
 
+use crate::awaits::Borrowed;
 use crate::body::Body;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -67,7 +68,7 @@ impl<'t, T: Element> CudarcView<'t, T> {
         body.stream
             .check()
             .map_err(|error| body.using.place.explain(error))?;
-        let used = Used::new(stream)?;
+        let used = Used::new(stream, used::name_of(stream)?)?;
         body.using.works_on(&body.stream);
         Ok(Self {
             body,
@@ -84,12 +85,15 @@ impl<'t, T: Element> CudarcView<'t, T> {
         stream: &'a CudaStream,
         writes: bool,
     ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        let waited = self.is_waited_for_by(stream, writes);
-        if let Err(error) = waited {
-            // cudarc has no other way to be told.
-            tracing::error!(%error, "a stream of cudarc could not be made to wait for a device tensor");
-        }
-        let after = match self.used.in_stream(stream) {
+        let used = used::name_of(stream).and_then(|named| {
+            let waited = self.is_waited_for_by(stream, named, writes);
+            if let Err(error) = waited {
+                // cudarc has no other way to be told.
+                tracing::error!(%error, "a stream of cudarc could not be made to wait for a device tensor");
+            }
+            self.used.in_stream(stream, named)
+        });
+        let after = match used {
             Ok(used) => used.record_on_drop(stream),
             Err(error) => {
                 tracing::warn!(%error, "a thread waits for a stream of cudarc, since no event can be made");
@@ -103,11 +107,11 @@ impl<'t, T: Element> CudarcView<'t, T> {
 impl<T> CudarcView<'_, T> {
     /// What is put into a stream of cudarc from now on waits for the tensor's, and for what was done with the view in others if
     /// this one `writes`, or they may have.
-    fn is_waited_for_by(&self, stream: &CudaStream, writes: bool) -> Result<()> {
+    fn is_waited_for_by(&self, stream: &CudaStream, named: Borrowed, writes: bool) -> Result<()> {
         // Of another device, it may be, whose default stream has the same handle.
-        let (device, raw) = (device_of(stream)?, stream.cu_stream().addr());
-        let is_other = |used: &&Used| writes && !used.is_of(device, raw);
-        let mut others = self.used.all().filter(is_other);
+        let (device, raw) = (device_of(stream)?, named.raw);
+        let all = self.used.all();
+        let mut others = all.filter(|used| used.comes_before(device, named, writes));
         if raw == lent::PER_THREAD {
             // Of this thread, which waits itself.
             others.try_for_each(|used| used.is_waited_for_by(&self.body.stream))?;

@@ -17,16 +17,14 @@ use crate::device::Device;
 use crate::driver::RawEvent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interop::device_of;
+use crate::lent::PER_THREAD;
 use crate::stream::Stream;
 
 /// An event behind what was done with a view in one stream of cudarc, and those of other streams.
 pub(crate) struct Used {
     /// The device of the stream, which may be another one than the tensor's.
     device: Device,
-    /// The driver's pointer of the stream.
-    pub(crate) stream: usize,
-    /// By which it is told from others that had its pointer.
-    id: Option<u64>,
+    stream: Borrowed,
     event: CudaEvent,
     /// The stream, in a context that records; none where it is of a context that is no device's primary one.
     through: Option<Arc<CudaStream>>,
@@ -36,14 +34,13 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    pub(crate) fn new(stream: &CudaStream) -> Result<Self> {
+    pub(crate) fn new(stream: &CudaStream, named: Borrowed) -> Result<Self> {
         let device = device_of(stream)?;
-        let raw = stream.cu_stream().addr();
         // SAFETY: it is used in this call only, for which the stream is borrowed.
-        let (id, company) = match unsafe { Stream::from_raw(device, raw) } {
-            Ok(theirs) => (theirs.id(), theirs.company()),
+        let company = match unsafe { Stream::from_raw(device, named.raw) } {
+            Ok(theirs) => theirs.company(),
             // That of this thread takes part as well.
-            Err(_) => (None, Company::of_blocking(device)),
+            Err(_) => Company::of_blocking(device),
         };
         let recording = recording(device)?;
         let is_same = *recording.context == **stream.context();
@@ -57,8 +54,7 @@ impl Used {
         };
         Ok(Self {
             device,
-            stream: raw,
-            id,
+            stream: named,
             event: context.new_event(None).map_err(told)?,
             through,
             company,
@@ -77,28 +73,33 @@ impl Used {
         let (ordinal, raw) = (self.device.ordinal(), self.event.cu_event().addr());
         // SAFETY: the event is cudarc's, and lives as long as this.
         let event = unsafe { RawEvent::made(ordinal, raw) };
-        let theirs = Borrowed {
-            raw: self.stream,
-            id: self.id,
-        };
-        let awaited = crate::numbers::awaited_by(self.device, theirs);
+        let awaited = crate::numbers::awaited_by(self.device, self.stream);
         stream.wait_behind(&event, awaited.unwrap_or_else(|| self.company.all()))
     }
 
-    /// Whether it is of that stream.
-    pub(crate) fn is_of(&self, device: Device, stream: usize) -> bool {
+    /// Whether it is of that stream, or may be: of one that had its handle, where the driver does not tell them apart.
+    fn is_of(&self, device: Device, stream: Borrowed) -> bool {
         self.device == device && self.stream == stream
     }
 
+    /// Whether one is put behind this use that is about to use the view as well. Each that `writes` is, but in the same stream.
+    /// Where that may be another one, its use is recorded by the same event, and so comes after.
+    pub(crate) fn comes_before(&self, device: Device, stream: Borrowed, writes: bool) -> bool {
+        match self.is_of(device, stream) {
+            true => stream.id.is_none(),
+            false => writes,
+        }
+    }
+
     /// That of a stream. One event for all would say nothing of the stream in which it was recorded before.
-    pub(crate) fn in_stream(&self, stream: &CudaStream) -> Result<&Self> {
-        let (device, raw) = (device_of(stream)?, stream.cu_stream().addr());
+    pub(crate) fn in_stream(&self, stream: &CudaStream, named: Borrowed) -> Result<&Self> {
+        let device = device_of(stream)?;
         let mut used = self;
-        while !used.is_of(device, raw) {
+        while !used.is_of(device, named) {
             used = match used.next.get() {
                 Some(next) => next,
                 None => {
-                    let made = Box::new(Self::new(stream)?);
+                    let made = Box::new(Self::new(stream, named)?);
                     // Another thread may have been faster.
                     used.next.get_or_init(|| made)
                 }
@@ -123,6 +124,18 @@ impl Used {
             None => wait_on_drop(stream),
         }
     }
+}
+
+/// A stream of cudarc, as the driver calls it.
+pub(crate) fn name_of(stream: &CudaStream) -> Result<Borrowed> {
+    let raw = stream.cu_stream().addr();
+    if raw == PER_THREAD {
+        return Ok(Borrowed { raw, id: None });
+    }
+    // SAFETY: it is used in this call only, for which the stream is borrowed.
+    let theirs = unsafe { Stream::from_raw(device_of(stream)?, raw) }?;
+    let id = theirs.id();
+    Ok(Borrowed { raw, id })
 }
 
 /// The thread waits for the stream when the use is over. Not for one that will never go on: nor will what uses the tensor.

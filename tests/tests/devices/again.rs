@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cuda_emulator::{Driver, Knobs, Session};
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
+use cudarc::driver::{CudaContext, DevicePtrMut};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 
@@ -13,6 +14,8 @@ use crate::support::{machine, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_stream_that_goes_with_its_last_handle_is_in_no_call_of_another_thread,
+    a_stream_of_cudarc_that_has_the_handle_of_another_one_uses_a_view_behind_that,
+    a_stream_of_cudarc_that_has_the_handle_of_another_one_uses_a_view_behind_that_without_ids,
     a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again,
     a_stream_that_has_the_handle_of_a_lost_one_is_not_lost,
     a_stream_that_has_the_handle_of_a_lost_one_is_not_lost_where_the_driver_tells_no_ids,
@@ -133,4 +136,35 @@ fn a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again() 
     assert_eq!(fresh.to_vec().unwrap(), [0; 100]);
     drop(fresh);
     crate::support::all_is_well(session);
+}
+
+/// What a view was used for in a stream of cudarc that was destroyed, and in one that has its handle.
+fn uses_a_view_in_order(session: Session) {
+    let context = CudaContext::new(0).unwrap();
+    let first = context.new_stream().unwrap();
+    let mut tensor = DeviceTensor::from_slice([64], &[0_u32; 64]).unwrap();
+    let driver = Driver::loaded();
+    let mut view = tensor.for_cudarc_mut(&first).unwrap();
+    let mut handles = [0; 2];
+    for (round, handle) in (1..).zip(&mut handles) {
+        let stream = context.new_stream().unwrap();
+        *handle = stream.cu_stream().addr();
+        let (address, _after) = view.device_ptr_mut(&stream);
+        driver
+            .fill_words_async(address, round, 64, *handle)
+            .unwrap();
+    }
+    assert_eq!(handles[0], handles[1]);
+    drop(view);
+    assert_eq!(tensor.to_vec().unwrap(), [2; 64]);
+    drop(tensor);
+    crate::support::no_memory_is_left(session);
+}
+
+fn a_stream_of_cudarc_that_has_the_handle_of_another_one_uses_a_view_behind_that() {
+    uses_a_view_in_order(with(&knobs()));
+}
+
+fn a_stream_of_cudarc_that_has_the_handle_of_another_one_uses_a_view_behind_that_without_ids() {
+    uses_a_view_in_order(with(&knobs().missing(&["cuStreamGetId"])));
 }
