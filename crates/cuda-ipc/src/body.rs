@@ -5,6 +5,7 @@ use shm_core::tensor::Geometry;
 use shm_core::trace::Trace;
 use shm_core::{Dtype, Element, Shape, SharedTensor, Tensor};
 use smallvec::smallvec;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::asking::{Part, fetch_copy};
@@ -35,6 +36,11 @@ pub(crate) enum Token {
 }
 
 impl Token {
+    /// Of which block of the arena it is; none of a part that was lent.
+    pub(crate) fn id(&self) -> Option<[u64; 2]> {
+        self.trace().ok().map(|trace| trace.id())
+    }
+
     fn words(&self) -> Result<[u64; WORDS]> {
         let words = match self {
             Self::Exclusive(token) => token.try_as_slice()?,
@@ -63,12 +69,45 @@ pub(crate) fn lent() -> Error {
     )
 }
 
+/// A token in a tensor's hands. Where a use of the block could not be noted when it ended, the token stays with
+/// [`kept`](crate::kept) as the tensor goes.
+#[derive(Debug)]
+pub(crate) struct HeldToken(Option<Token>);
+
+impl HeldToken {
+    fn into_inner(mut self) -> Token {
+        self.0.take().unwrap_or(Token::Lent)
+    }
+}
+
+impl From<Token> for HeldToken {
+    fn from(token: Token) -> Self {
+        Self(Some(token))
+    }
+}
+
+impl Deref for HeldToken {
+    type Target = Token;
+
+    fn deref(&self) -> &Token {
+        self.0.as_ref().unwrap_or(&Token::Lent)
+    }
+}
+
+impl Drop for HeldToken {
+    fn drop(&mut self) {
+        if let Some(token) = self.0.take() {
+            crate::kept::let_go(token);
+        }
+    }
+}
+
 /// A tensor on a device, typed or not.
 #[derive(Debug)]
 pub(crate) struct Body {
     // Before the token: the last use is noted before the reference goes.
     pub(crate) using: Arc<Use>,
-    pub(crate) token: Token,
+    pub(crate) token: HeldToken,
     pub(crate) geometry: Geometry,
     pub(crate) stream: Stream,
 }
@@ -130,7 +169,7 @@ impl Body {
         hub.lend(block, trace);
         Ok(Self {
             using,
-            token: Token::Exclusive(token),
+            token: Token::Exclusive(token).into(),
             geometry,
             stream: stream.clone(),
         })
@@ -177,7 +216,7 @@ impl Body {
         COUNTERS.received.add(1);
         Ok(Self {
             using,
-            token,
+            token: token.into(),
             geometry,
             stream,
         })
@@ -251,7 +290,7 @@ impl Body {
 
     /// Another handle of the same tensor; of a shared one only.
     pub(crate) fn share(&self, geometry: Geometry) -> Result<Self> {
-        let Token::Shared(token) = &self.token else {
+        let Token::Shared(token) = &*self.token else {
             return Err(Error::new(
                 ErrorKind::StillHeld,
                 "an exclusive tensor has one handle; `freeze()` it first",
@@ -259,7 +298,7 @@ impl Body {
         };
         Ok(Self {
             using: self.using.clone(),
-            token: Token::Shared(token.clone()),
+            token: Token::Shared(token.clone()).into(),
             geometry,
             stream: self.stream.clone(),
         })
@@ -267,11 +306,14 @@ impl Body {
 
     /// Gives up writing.
     pub(crate) fn freeze(self) -> Self {
-        let token = match self.token {
+        let token = match self.token.into_inner() {
             Token::Exclusive(token) => Token::Shared(Arc::new(token.freeze())),
             other => other,
         };
-        Self { token, ..self }
+        Self {
+            token: token.into(),
+            ..self
+        }
     }
 
     /// May write again, if nobody else has it, here or elsewhere.
@@ -287,7 +329,7 @@ impl Body {
             geometry,
             stream,
         } = self;
-        let token = match token {
+        let token = match token.into_inner() {
             Token::Shared(token) if alone => match Arc::try_unwrap(token) {
                 Ok(token) => match token.try_thaw() {
                     Ok(token) => Token::Exclusive(token),
@@ -303,11 +345,11 @@ impl Body {
         };
         let body = Self {
             using,
-            token,
+            token: token.into(),
             geometry,
             stream,
         };
-        if !matches!(body.token, Token::Exclusive(_)) {
+        if !matches!(*body.token, Token::Exclusive(_)) {
             return Err(body);
         }
         match body.using.thaw(&body.stream) {

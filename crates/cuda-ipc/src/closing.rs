@@ -287,6 +287,7 @@ pub fn stats() -> Stats {
     stats.staged = COUNTERS.staged.get();
     stats.host_copies = COUNTERS.host_copies.get();
     (stats.kept_copies, stats.kept_bytes) = crate::staging::kept();
+    stats.kept_tensors = crate::kept::count();
     stats
 }
 

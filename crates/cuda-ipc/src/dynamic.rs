@@ -42,7 +42,7 @@ impl DynDeviceTensor {
     /// Whether this process, and in it this owner, is the only one.
     #[must_use]
     pub fn is_exclusive(&self) -> bool {
-        matches!(self.body.token, Token::Exclusive(_))
+        matches!(*self.body.token, Token::Exclusive(_))
     }
 
     /// As an exclusive tensor of that element type.

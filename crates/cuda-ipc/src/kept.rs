@@ -2,14 +2,26 @@
 //!
 //! What is in a stream behind somebody dead may begin as long as the process of the stream lives, and no event tells of its
 //! end. So a word of the block says that this process *keeps* it. Where all of them say something else, which is not over,
-//! the process holds the block's token until one is free: nobody takes a block for free whose token is held.
+//! the process holds the block's token until one is free: nobody takes a block for free whose token is held. Where there is
+//! no room for one more reference to it either, that of the tensor that goes stays instead.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use shm_core::trace::{Hold, Trace};
 
+use crate::body::Token;
 use crate::place::Place;
+
+/// What keeps the token's block.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held until it is dropped")]
+enum Held {
+    Reference(Hold),
+    Token(Token),
+    /// The tensor's own token, which is let go of next.
+    Expected([u64; 2]),
+}
 
 /// A block that has no word yet that says so.
 #[derive(Debug)]
@@ -17,39 +29,63 @@ struct Kept {
     place: Place,
     index: u32,
     /// Dropped after the word was written, and with the process.
-    _token: Hold,
+    held: Held,
 }
 
 static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
+/// How many of them wait for their token.
+static EXPECTED: AtomicUsize = AtomicUsize::new(0);
+
 /// This process may have work on a block as long as it lives. It holds the block's token meanwhile, and may let go of it then.
 pub(crate) fn keep(place: &Place, index: u32, token: &Trace) {
-    let mut is_told = false;
-    while !place.keep(index) {
-        match token.hold() {
-            Ok(token) => {
-                let place = place.clone();
-                return KEPT.lock().push(Kept {
-                    place,
-                    index,
-                    _token: token,
-                });
-            }
-            // Its token is gone already, and who writes the block next does not know of this.
-            Err(error) if *error.kind() == shm_core::ErrorKind::Stale => {
-                return tracing::error!(%error, "a device tensor went before its last use was noted");
-            }
-            // Whoever lets go waits rather than that the device reads what others write.
-            Err(error) if !std::mem::replace(&mut is_told, true) => {
-                tracing::error!(%error, "a device tensor that a stream behind a dead process uses cannot be let go of yet");
-            }
-            Err(_) => {}
+    if place.keep(index) {
+        return;
+    }
+    let held = match token.hold() {
+        Ok(hold) => Held::Reference(hold),
+        // Its token is gone already, and who writes the block next does not know of this.
+        Err(error) if *error.kind() == shm_core::ErrorKind::Stale => {
+            return tracing::error!(%error, "a device tensor went before its last use was noted");
         }
-        std::thread::sleep(Duration::from_millis(10));
+        Err(error) => {
+            tracing::warn!(%error, "a device tensor that a stream behind a dead process uses is let go of later");
+            EXPECTED.fetch_add(1, Ordering::Relaxed);
+            Held::Expected(token.id())
+        }
+    };
+    let place = place.clone();
+    KEPT.lock().push(Kept { place, index, held });
+}
+
+/// The token of a tensor whose last use has been noted, or is [kept](keep).
+pub(crate) fn let_go(token: Token) {
+    // This thread has kept it just before, if anybody has.
+    if EXPECTED.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let Some(id) = token.id() else { return };
+    let mut all = KEPT.lock();
+    let expects = |kept: &&mut Kept| matches!(kept.held, Held::Expected(known) if known == id);
+    if let Some(kept) = all.iter_mut().find(expects) {
+        kept.held = Held::Token(token);
+        EXPECTED.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Those for which there is a word by now are held no longer; called by the thread that watches the arena.
 pub(crate) fn look() {
-    KEPT.lock().retain(|kept| !kept.place.keep(kept.index));
+    let mut all = KEPT.lock();
+    all.retain(|kept| {
+        let stays = !kept.place.keep(kept.index);
+        if !stays && matches!(kept.held, Held::Expected(_)) {
+            EXPECTED.fetch_sub(1, Ordering::Relaxed);
+        }
+        stays
+    });
+}
+
+/// How many blocks this process holds so.
+pub(crate) fn count() -> u64 {
+    KEPT.lock().len() as u64
 }

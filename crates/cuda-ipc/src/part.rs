@@ -40,7 +40,7 @@ impl DeviceTensor<u8> {
         let geometry = within::<T>(&self.body, start, shape)?;
         let part = DeviceTensor::over(Body {
             using: self.body.using.clone(),
-            token: Token::Lent,
+            token: Token::Lent.into(),
             geometry,
             stream: self.body.stream.clone(),
         });

@@ -223,7 +223,7 @@ impl Copied {
         using.works_on(&stream);
         Ok(Some(Body {
             using,
-            token: Token::Shared(token),
+            token: Token::Shared(token).into(),
             geometry,
             stream,
         }))
@@ -235,7 +235,7 @@ impl Copied {
 }
 
 fn remember(hub: &Hub, body: &Body, id: CopyId) {
-    if let Token::Shared(token) = &body.token {
+    if let Token::Shared(token) = &*body.token {
         let made = Copied::made_of(id, &body.using, token);
         let mut copies = hub.copies.lock();
         // Now and then, those of tensors that are gone.
@@ -285,7 +285,7 @@ pub(crate) fn fetch_shared(
         return body;
     }
     let body = Body::from_copy(&fetch()?, geometry, device)?.freeze();
-    if let Token::Shared(token) = &body.token {
+    if let Token::Shared(token) = &*body.token {
         let made = Copied::made_of(id, &body.using, token);
         while_reading(|fetches: &mut Fetches| fetches.0.insert(fetched, made));
     }

@@ -89,6 +89,9 @@ pub struct Stats {
     pub kept_copies: u64,
     /// Bytes of them.
     pub kept_bytes: u64,
+    /// Tensors that this process lets go of later: a stream behind a dead process may still use them, and there was no room
+    /// to say so to others.
+    pub kept_tensors: u64,
     /// Memory of the host that is registered for devices.
     pub pinned: Pinned,
     /// Devices whose memory stays until this process ends, since a stream waits there for a process that has died.

@@ -90,7 +90,7 @@ pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::
             return Err(fail(Error::new(ErrorKind::NotExportable, why)));
         }
         let uuid = body.device().uuid().to_words();
-        let written = match &body.token {
+        let written = match &*body.token {
             Token::Exclusive(_) => {
                 let (bytes, lies) = staging::copy_of_one(body).map_err(fail)?;
                 Wire::<(), _>::Copy(bytes, lies, uuid).serialize(serializer)
@@ -113,7 +113,7 @@ pub(crate) fn serialize<S: Serializer>(body: &Body, serializer: S) -> Result<S::
         import.export().map_err(fail)?;
     }
     let lies = Lies(body.geometry);
-    let written = match &body.token {
+    let written = match &*body.token {
         Token::Exclusive(token) => {
             joint::leave(&body.using, &body.stream, false).map_err(fail)?;
             Wire::<_, ()>::Block(token, lies).serialize(serializer)
@@ -201,7 +201,7 @@ pub(crate) type Parcel = Wire<SharedTensor<u64>, SharedTensor<u8>>;
 
 /// Makes a shared device tensor ready for its way: *ready* is recorded, or a copy made.
 pub(crate) fn seal(body: &Body) -> Result<Parcel> {
-    let Token::Shared(token) = &body.token else {
+    let Token::Shared(token) = &*body.token else {
         return Err(lent());
     };
     let arena = body.using.place.object().arena();

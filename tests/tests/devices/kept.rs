@@ -5,6 +5,7 @@ use std::time::Duration;
 use cuda_emulator::Knobs;
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, Options, PinnedTensor, SharedDeviceTensor};
 use integration_tests::{Test, tests};
+use shm_core::trace::Trace;
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
@@ -13,6 +14,7 @@ use crate::support::{machine, no_memory_is_left, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_reader_behind_the_dead_that_has_no_word_left_keeps_the_memory,
+    a_reader_behind_the_dead_that_has_no_word_and_no_room_left_keeps_the_memory,
     a_pinned_tensor_is_kept_whose_copy_behind_the_dead_could_not_be_noted,
 ];
 
@@ -39,10 +41,11 @@ fn copy(
 /// As that, in a stream that waits for the dead; when that is known.
 fn copy_behind_the_dead(
     _rank: usize,
-    (from, late, [ready, copied, others, dropped]): (
+    (from, late, [ready, copied, others, dropped], is_crowded): (
         Receiver<Shared>,
         Receiver<Shared>,
         [Event; 4],
+        bool,
     ),
 ) -> tensormp::Result<()> {
     let mut mine = Bytes::zeros([100])?;
@@ -54,14 +57,38 @@ fn copy_behind_the_dead(
     copied.set();
     others.wait()?;
     assert!(late.to_vec().is_err());
+    let all = is_crowded.then(take_all_room);
     drop(tensor);
+    assert_eq!(cuda_ipc::stats().kept_tensors, 1);
+    drop(all);
     dropped.set();
     std::thread::sleep(Duration::from_secs(60));
     Ok(())
 }
 
-/// There are five words to say that a holder is done, and the work of five is still to be done when the sixth lets go.
+/// Nothing is left of the arena, nor room for one more reference of this process.
+fn take_all_room() -> impl Sized {
+    let all = [1 << 20, 4096, 64].map(|bytes| {
+        let room = std::iter::from_fn(|| Tensor::<u8>::uninit([bytes]).ok());
+        room.collect::<Vec<_>>()
+    });
+    let any = Trace::of(&all[2][0]);
+    let holds: Vec<_> = std::iter::from_fn(|| any.hold().ok()).collect();
+    (holds, all)
+}
+
+fn a_reader_behind_the_dead_that_has_no_word_and_no_room_left_keeps_the_memory() {
+    let arena = Arena::builder().capacity(256 << 20).create().unwrap();
+    Arena::install_current(arena).unwrap();
+    keeps_the_memory(true);
+}
+
 fn a_reader_behind_the_dead_that_has_no_word_left_keeps_the_memory() {
+    keeps_the_memory(false);
+}
+
+/// There are five words to say that a holder is done, and the work of five is still to be done when the sixth lets go.
+fn keeps_the_memory(is_crowded: bool) {
     let session = machine();
     // As many as it takes for one tensor with all words, and another one.
     Options::new().events(7).install().unwrap();
@@ -80,7 +107,7 @@ fn a_reader_behind_the_dead_that_has_no_word_left_keeps_the_memory() {
     let (promised, late) = Queue::bounded(1).unwrap().split();
     let events = [(); 4].map(|()| Event::new().unwrap());
     let [ready, copied, all, dropped] = events.clone();
-    let part = (to_one(&tensor), late, events);
+    let part = (to_one(&tensor), late, events, is_crowded);
     let mut reader = spawn(copy_behind_the_dead, part, 1).unwrap();
     let [begins, writes] = [(); 2].map(|()| Event::new().unwrap());
     let part = (promised, begins.clone(), writes.clone());
