@@ -61,6 +61,9 @@ pub(crate) struct Hub {
 /// How long a full device waits for others to be done with what they let go of.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// And so long for one of several in a row.
+const GLANCE: Duration = Duration::from_millis(1);
+
 /// How long a full device waits for others to close what they do not use.
 const CLOSED_BY: Duration = Duration::from_secs(2);
 
@@ -145,29 +148,39 @@ impl Hub {
         let mut made = false;
         // Blocks whose last users are not done yet: left for later.
         let mut busy = Vec::new();
+        // Once there is no room for more of them: why, and how long one is waited for.
+        let mut full: Option<(Error, Patience)> = None;
         let found = loop {
             let taken = pool.lock().take(stride);
             let Some(block) = taken else {
-                match self.make_memory(device, path, (stride, count)) {
-                    Ok(memory) => {
-                        pool.lock().add(&memory);
-                        made = true;
+                let Some((_, wait)) = &mut full else {
+                    match self.make_memory(device, path, (stride, count)) {
+                        Ok(memory) => {
+                            pool.lock().add(&memory);
+                            made = true;
+                        }
+                        // Better to wait than to fail.
+                        Err(error)
+                            if matches!(error.kind(), ErrorKind::OutOfMemory { .. })
+                                && !busy.is_empty() =>
+                        {
+                            full = Some((error, Patience::new(PATIENCE)));
+                        }
+                        Err(error) => break Err(error),
+                    }
+                    continue;
+                };
+                match self.settle_any(&station, &mut busy, stream) {
+                    Ok(None) if !wait.is_over(Instant::now()) => {
+                        std::thread::sleep(Duration::from_millis(1));
                         continue;
                     }
-                    // Better to wait than to fail.
-                    Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => {
-                        let waited = busy.pop().map(|block| {
-                            self.settle(&station, block, stream, Late::WaitsFor(PATIENCE))
-                        });
-                        match waited {
-                            Some(Ok(Ok(found))) => break Ok(found),
-                            Some(Ok(Err(block))) => busy.push(block),
-                            Some(Err(second)) => break Err(second),
-                            None => {}
-                        }
-                        break Err(error);
-                    }
-                    Err(error) => break Err(error),
+                    Ok(None) => match full {
+                        Some((error, _)) => break Err(error),
+                        None => continue,
+                    },
+                    Ok(Some(found)) => break Ok(found),
+                    Err(second) => break Err(second),
                 }
             };
             if block.memory.is_stuck(block.index) {
@@ -188,6 +201,32 @@ impl Hub {
         COUNTERS.reused.add(u64::from(!made));
         block.memory.keep_open();
         Ok((block, place))
+    }
+
+    /// Makes one of these one's own, whichever can be first, or none for now.
+    fn settle_any(
+        &self,
+        station: &Arc<Station>,
+        busy: &mut Vec<BlockRef>,
+        stream: &Stream,
+    ) -> Result<Option<(BlockRef, Place)>> {
+        let mut left = Vec::with_capacity(busy.len());
+        let mut found = Ok(None);
+        while let Some(block) = busy.pop() {
+            match self.settle(station, block, stream, Late::WaitsFor(GLANCE)) {
+                Ok(Err(block)) => left.push(block),
+                Ok(Ok(one)) => {
+                    found = Ok(Some(one));
+                    break;
+                }
+                Err(error) => {
+                    found = Err(error);
+                    break;
+                }
+            }
+        }
+        busy.extend(left.into_iter().rev());
+        found
     }
 
     /// Makes a block one's own, if everybody who used it before is done; else it comes back.
