@@ -284,9 +284,10 @@ impl Awaits {
         !self.is_lost() && (over.len() == count || is_rest_over())
     }
 
-    /// A look from time to time, which waits for nothing: whether somebody died for whom it waits.
-    pub(crate) fn look(&self) {
-        self.look_how_far();
+    /// A look from time to time, which waits for nothing: whether somebody died for whom it waits. `soon`: it is said how far the
+    /// stream has come also while it goes on.
+    pub(crate) fn look(&self, soon: bool) {
+        self.look_how_far(soon);
         let is_over = self.handles.load(Ordering::Acquire) == 0;
         let all = self.own();
         let Some(arena) = stuck::arena().cloned() else {
@@ -333,8 +334,8 @@ impl Awaits {
     }
 
     /// Says how far the stream has come, where nobody else will: of one that has been left alone for a while, so that the
-    /// death of this process is no reason to doubt what it had done long before.
-    fn look_how_far(&self) {
+    /// death of this process is no reason to doubt what it had done long before; of any one where others may wait for the word.
+    fn look_how_far(&self, soon: bool) {
         if self.is_lost() || ledger::is_done(self.number) {
             return;
         }
@@ -349,6 +350,9 @@ impl Awaits {
         drop(seen);
         if looks >= LOOKS {
             self.with_stream(|raw| self.is_idle(raw).unwrap_or(false));
+        } else if soon && self.has_passed().unwrap_or(false) {
+            // And where it is now.
+            let _ = self.has_passed();
         }
     }
 

@@ -31,7 +31,7 @@ fn look() {
     if let Some(hub) = Hub::if_any()
         && check_not_forked().is_ok()
     {
-        crate::numbers::look();
+        crate::numbers::look(hub.has_orphans());
         crate::kept::look();
         crate::later::look(hub);
         hub.listen();
@@ -201,6 +201,15 @@ impl Hub {
         COUNTERS.reused.add(u64::from(!made));
         block.memory.keep_open();
         Ok((block, place))
+    }
+
+    /// Whether this process has memory open whose origin has ended: what it writes there is told by its ledger alone.
+    fn has_orphans(&self) -> bool {
+        let imports = self.imports.lock();
+        let is_orphan = |import: &Arc<Import>| {
+            import.path == Path::Descriptor && !self.arena.is_present(import.origin)
+        };
+        imports.values().any(is_orphan)
     }
 
     /// Makes one of these one's own, whichever can be first, or none for now.

@@ -130,9 +130,10 @@ pub(crate) fn awaited_by(device: Device, borrowed: Borrowed) -> Option<Vec<Await
     known.map(|one| one.all())
 }
 
-/// Looks at all streams; called by the thread that watches the arena.
-pub(crate) fn look() {
-    all().iter().for_each(|one| one.look());
+/// Looks at all streams; called by the thread that watches the arena. `soon`: others can learn of work that is done by the ledger
+/// alone.
+pub(crate) fn look(soon: bool) {
+    all().iter().for_each(|one| one.look(soon));
     forget(&mut ALL.lock());
 }
 

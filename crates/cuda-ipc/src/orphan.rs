@@ -17,8 +17,8 @@ use crate::ledger::{self, Said};
 use crate::mark::{By, EventId, Mark};
 use crate::place::Place;
 
-/// How long a process that lives may take to say that what it recorded has happened: it looks at a stream that was left
-/// alone for two seconds.
+/// How long a process that lives may take to say that what it recorded has happened: it looks twice a second where it has such
+/// memory open, and else at a stream that was left alone for two seconds.
 pub(crate) const SAID_BY: Duration = Duration::from_secs(10);
 
 impl Place {

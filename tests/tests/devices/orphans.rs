@@ -1,20 +1,21 @@
 //! Tensors of an origin that has ended, in memory that was mapped from its descriptor: its events are gone, and nobody can open
 //! one any more.
 
-use cuda_emulator::Session;
+use cuda_emulator::{Knobs, Session};
 use cuda_ipc::{DeviceTensor, ErrorKind, SharedDeviceTensor};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
 use crate::paths::kind_of;
-use crate::support::{machine, no_memory_is_left};
+use crate::support::{machine, no_memory_is_left, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
     what_is_on_its_way_comes_though_its_origin_ends_in_peace,
     what_is_on_its_way_comes_though_its_origin_is_killed_when_it_had_said_that_it_was_done,
     what_is_on_its_way_and_was_not_written_is_an_error_of_its_writer,
     what_has_no_origin_any_more_goes_round_among_those_who_have_it_open,
+    what_has_no_origin_any_more_comes_from_a_writer_that_goes_on_in_its_stream,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -204,6 +205,66 @@ fn what_has_no_origin_any_more_goes_round_among_those_who_have_it_open() {
     drop(to);
     other.join().unwrap();
     drop((own, shared, many));
+    cuda_ipc::collect();
+    no_memory_is_left(session);
+}
+
+fn what_has_no_origin_any_more_comes_from_a_writer_that_goes_on_in_its_stream() {
+    fn make(
+        _rank: usize,
+        (to_me, to_other): (Sender<Bytes>, Sender<Bytes>),
+    ) -> tensormp::Result<()> {
+        to_me.put(Bytes::zeros([100])?)?;
+        for _ in 0..2 {
+            to_other.put(Bytes::zeros([100])?)?;
+        }
+        std::thread::sleep(std::time::Duration::from_secs(60));
+        Ok(())
+    }
+    /// Writes it while its origin is there, and then sends others by the same stream, until it is told to end.
+    fn write(
+        _rank: usize,
+        (from, back, [sent, end]): (Receiver<Bytes>, Sender<Bytes>, [Event; 2]),
+    ) -> tensormp::Result<()> {
+        let (mut second, _held) = (from.get()?, from.get()?);
+        second.copy_from(&DeviceTensor::from_slice([100], &[5; 100])?)?;
+        let (to, own) = Queue::bounded(1)?.split();
+        let mut other = Bytes::zeros([100])?;
+        back.put(second)?;
+        sent.set();
+        while !end.is_set() {
+            to.put(other)?;
+            other = own.get()?;
+        }
+        Ok(())
+    }
+    // As from a driver where the event of one that has ended can't be opened, though another process has it open.
+    let session = with(&Knobs::new().fail("cuIpcOpenEventHandle", 1, Some(2)));
+    let (to_me, for_me) = Queue::bounded(1).unwrap().split();
+    let (to_other, for_other) = Queue::bounded(2).unwrap().split();
+    let (back, returned) = Queue::bounded(1).unwrap().split();
+    let [sent, end] = [(); 2].map(|()| Event::new().unwrap());
+    let part = (for_other, back, [sent.clone(), end.clone()]);
+    let mut writer = builder()
+        .env("CUDA_EMULATOR_FAIL", "")
+        .apart()
+        .spawn(write, part, 1)
+        .unwrap();
+    let origin = builder()
+        .env("CUDA_EMULATOR_FAIL", "")
+        .env("TENSORMP_CUDA_PATH", "descriptor")
+        .apart();
+    let mut origin = origin.spawn(make, (to_me, to_other), 1).unwrap();
+    let first = for_me.get().unwrap();
+    sent.wait().unwrap();
+    origin.kill();
+    assert!(origin.join().is_err());
+    assert_eq!(session.live().processes, 2);
+    let second = returned.get().unwrap();
+    assert_eq!(second.to_vec().unwrap(), [5; 100]);
+    end.set();
+    writer.join().unwrap();
+    drop((first, second));
     cuda_ipc::collect();
     no_memory_is_left(session);
 }
