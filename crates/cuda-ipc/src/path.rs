@@ -71,47 +71,65 @@ impl Probe {
     }
 }
 
-/// Tries what a device can do for other processes, with a little memory, once a process; again if that had no room for files.
+/// What a trial answers that failed in a way which may be another one the next time: so often it is tried.
+const TRIALS: u32 = 8;
+
+/// What the driver says where a device, or this process, cannot do it at all: `INVALID_VALUE`, `INVALID_DEVICE`,
+/// `PEER_ACCESS_UNSUPPORTED`, `NOT_PERMITTED` and `NOT_SUPPORTED`.
+const LASTING: [i32; 5] = [1, 101, 217, 800, 801];
+
+/// How a device was tried, and how often.
+#[derive(Debug)]
+struct Tried {
+    probe: Probe,
+    times: u32,
+}
+
+/// Tries what a device can do for other processes, with a little memory, once a process; again if what went wrong may have
+/// passed.
 ///
 /// # Errors
 /// When the driver cannot be used at all.
 pub(crate) fn probe(driver: &'static dyn Driver, device: Device) -> Result<Probe> {
-    static TRIED: Mutex<Option<HashMap<u32, Probe>>> = Mutex::new(None);
+    static TRIED: Mutex<Option<HashMap<u32, Tried>>> = Mutex::new(None);
     let mut tried = TRIED.lock();
     let tried = tried.get_or_insert_default();
     let ordinal = device.ordinal();
-    if let Some(known) = tried.get(&ordinal) {
-        return Ok(known.clone());
-    }
+    let times = match tried.get(&ordinal) {
+        Some(known) if known.times == TRIALS => return Ok(known.probe.clone()),
+        Some(known) => known.times,
+        None => 0,
+    };
     let seen = device.description();
+    let mut trial = Trial { is_final: true };
     let handle = match seen.handles {
         Err(why) => Err(why.to_owned()),
         Ok(()) => {
             let address = driver.allocate(ordinal, CHUNK)?;
             let exported = driver.export(ordinal, address);
             give_back(driver, device, What::Own(address))?;
-            told(exported)?
+            trial.told(exported)?
         }
     };
     let descriptor = match seen.descriptors {
         Err(why) => Err(why.to_owned()),
         Ok(()) => match driver.map_new(ordinal, CHUNK) {
-            Err(error) => told::<()>(Err(error))?,
+            Err(error) => trial.told::<()>(Err(error))?,
             Ok(mapping) => {
                 let exported = driver.descriptor_of(&mapping);
                 give_back(driver, device, What::Mapped(mapping))?;
-                told(exported)?
+                trial.told(exported)?
             }
         },
     };
     let events = match seen.events {
         Err(why) => Err(why.to_owned()),
         Ok(()) => match driver.new_event(ordinal, true) {
-            Err(error) => told::<()>(Err(error))?,
+            Err(error) => trial.told::<()>(Err(error))?,
             Ok(event) => {
                 let exported = driver.export_event(&event);
                 driver.drop_event(event)?;
-                told(exported)?
+                trial.told(exported)?
             }
         },
     };
@@ -120,11 +138,41 @@ pub(crate) fn probe(driver: &'static dyn Driver, device: Device) -> Result<Probe
         descriptor,
         events,
     };
-    // What a driver answers where this process has no room for a file says nothing of the next time.
-    if probe.descriptor.is_ok() || seen.descriptors.is_err() || has_room_for_a_file() {
-        tried.insert(ordinal, probe.clone());
-    }
+    let times = match trial.is_final {
+        true => TRIALS,
+        // What a driver answers where this process has no room for a file says nothing of the next time.
+        false if !has_room_for_a_file() => times,
+        false => times + 1,
+    };
+    let known = probe.clone();
+    tried.insert(
+        ordinal,
+        Tried {
+            probe: known,
+            times,
+        },
+    );
     Ok(probe)
+}
+
+/// What the driver answers to one that goes on.
+struct Trial {
+    /// Another one would say the same.
+    is_final: bool,
+}
+
+impl Trial {
+    /// What the driver answered, as words where it says that it cannot; any other trouble is trouble.
+    fn told<T>(&mut self, answer: Result<T>) -> Result<Result<(), String>> {
+        let Err(error) = answer else {
+            return Ok(Ok(()));
+        };
+        let Some(code) = error.code() else {
+            return Err(error);
+        };
+        self.is_final &= LASTING.contains(&code);
+        Ok(Err(error.to_string()))
+    }
 }
 
 /// Whether this process can have one more file open.
@@ -143,15 +191,6 @@ fn give_back(driver: &'static dyn Driver, device: Device, what: What) -> Result<
     what.into_iter()
         .for_each(|what| leave(driver, device, what, None));
     Ok(())
-}
-
-/// What the driver answered, as words where it says that it cannot; any other trouble is trouble.
-fn told<T>(answer: Result<T>) -> Result<Result<(), String>> {
-    match answer {
-        Ok(_) => Ok(Ok(())),
-        Err(error) if error.code().is_some() => Ok(Err(error.to_string())),
-        Err(error) => Err(error),
-    }
 }
 
 /// The path for new memory of a device.

@@ -9,6 +9,7 @@ use tensormp::spawn_api::builder;
 use crate::support::{all_is_well, machine, no_memory_is_left, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
+    a_way_is_tried_again_where_what_went_wrong_may_pass,
     by_handle_where_that_works,
     by_descriptor_where_handles_do_not_work,
     through_the_host_where_neither_works,
@@ -454,5 +455,31 @@ fn a_queue_of_another_arena_refuses_a_device_tensor_with_what_to_do() {
     let error = queue.put(tensor).unwrap_err().to_string();
     assert!(error.contains("Arena::current"), "{error}");
     drop(queue);
+    no_memory_is_left(session);
+}
+
+fn a_way_is_tried_again_where_what_went_wrong_may_pass() {
+    const OPERATING_SYSTEM: i32 = 304;
+    const NOT_SUPPORTED: i32 = 801;
+    /// How often it worked, of twenty times.
+    fn tries(_rank: usize, _: ()) -> tensormp::Result<usize> {
+        let device = cuda_ipc::Device::new(0)?;
+        let probes = (0..20)
+            .map(|_| device.probe())
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(probes.iter().filter(|probe| probe.handle.is_ok()).count())
+    }
+    let session = with(&Knobs::new());
+    let call = "cuIpcGetMemHandle";
+    let tried = |code: i32, which: &str| {
+        let before = session.calls().of(call);
+        let child = builder().env("CUDA_EMULATOR_FAIL", format!("{call}:{code}{which}"));
+        let worked = child.spawn(tries, (), 1).unwrap().join().unwrap().to_vec();
+        (worked[0], session.calls().of(call) - before)
+    };
+    assert_eq!(tried(OPERATING_SYSTEM, ":1"), (19, 2));
+    // Not for ever.
+    assert_eq!(tried(OPERATING_SYSTEM, ""), (0, 8));
+    assert_eq!(tried(NOT_SUPPORTED, ""), (0, 1));
     no_memory_is_left(session);
 }
