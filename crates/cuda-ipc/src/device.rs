@@ -117,6 +117,12 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
 }
 
 impl Device {
+    /// One that nobody has looked for.
+    #[cfg(test)]
+    pub(crate) const fn of_ordinal(ordinal: u32) -> Self {
+        Self { ordinal }
+    }
+
     /// The device of this number in this process.
     ///
     /// # Errors

@@ -232,3 +232,36 @@ pub(crate) fn is_waiting(device: Device) -> bool {
     let waits = |one: &std::sync::Arc<Awaits>| !one.is_empty() && !one.is_calm();
     !of_device.iter().any(|one| one.is_lost()) && of_device.iter().any(waits)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What waits at the gate does so for all owners together, as long as one is being dropped.
+    #[test]
+    fn owners_that_hang_are_waited_for_together() {
+        let device = Device::of_ordinal(63);
+        let gate = gate(device);
+        let giving_back = gate.giving_back.write();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let (begun, begins) = std::sync::mpsc::channel();
+            scope.spawn(move || dropping(device, || (begun.send(()), ended.recv())));
+            begins.recv().unwrap();
+            // The first waits for as long as is said.
+            assert!(pass(device).is_none());
+            // Another owner hangs as well, and whoever comes now has waited enough.
+            let (begun, begins) = std::sync::mpsc::channel();
+            let (end_second, ended) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || dropping(device, || (begun.send(()), ended.recv())));
+            begins.recv().unwrap();
+            let looked = Instant::now();
+            assert!(pass(device).is_none());
+            assert!(looked.elapsed() < HELD, "{:?}", looked.elapsed());
+            drop((end, end_second));
+        });
+        drop(giving_back);
+        assert!(pass(device).is_some());
+        assert!(gate.dropping.lock().wait.is_none());
+    }
+}

@@ -8,15 +8,17 @@ use proptest::test_runner::{Config, TestRunner};
 use super::{arena, join, kill, queue, wipe};
 use crate::arena::Arena;
 use crate::chunk::Chunks;
+use crate::error::ErrorKind;
 use crate::held::Held;
-use crate::layout::{DESCRIPTOR, DESCRIPTORS_START, ROW, ROWS_START};
-use crate::line::Mode;
+use crate::layout::{CHUNK, DESCRIPTOR, DESCRIPTORS_START, LINE, ROW, ROWS_START};
+use crate::line::{Counted, Mode};
 use crate::message;
 use crate::object::{Array, Object, ObjectKind};
 use crate::slots::Slots;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::testing::{assert_passed, output, rerun};
+use crate::trace::Trace;
 use crate::transfer::Get;
 
 /// Where a word is overwritten: which structure, which word of it.
@@ -131,4 +133,34 @@ fn garbage_in_control_structures_is_no_panic_and_no_hang() {
             Ok(())
         })
         .unwrap();
+}
+
+/// A block went, with its chunk, and where its line was are somebody's bytes, which happen to look like that line.
+#[test]
+fn a_trace_of_what_is_gone_touches_no_bytes_of_others() {
+    let arena = arena();
+    let block = Tensor::<u8>::zeros_in(&arena, [100]).unwrap();
+    let trace = Trace::of(&block);
+    let [line, generation] = trace.id();
+    drop(block);
+    arena.trim();
+    let word = arena.segment().word(line * LINE);
+    let mut all = Vec::new();
+    let at = loop {
+        let mut bytes = Tensor::<u64>::zeros_in(&arena, [CHUNK as usize / 8]).unwrap();
+        let range = bytes.as_mut_slice().as_ptr_range();
+        let looked_for = std::ptr::from_ref(word).cast::<u64>();
+        let is_in_it = range.contains(&looked_for);
+        all.push(bytes);
+        if is_in_it {
+            break (looked_for.addr() - range.start.addr()) / 8;
+        }
+    };
+    let alike = Counted::new(generation, 1).to_word();
+    let bytes = all.last_mut().unwrap().as_mut_slice();
+    bytes[at] = alike;
+    assert_eq!(trace.references(), 0);
+    let error = trace.hold().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Stale);
+    assert_eq!(bytes[at], alike);
 }
