@@ -14,6 +14,7 @@ use crate::support::{machine, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_stream_that_goes_with_its_last_handle_is_in_no_call_of_another_thread,
+    a_stream_that_goes_with_its_last_handle_is_in_no_call_of_who_gives_memory_back,
     a_stream_of_cudarc_that_has_the_handle_of_another_one_uses_a_view_behind_that,
     a_stream_of_cudarc_that_has_the_handle_of_another_one_uses_a_view_behind_that_without_ids,
     a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again,
@@ -119,6 +120,24 @@ fn a_stream_that_goes_with_its_last_handle_is_in_no_call_of_another_thread() {
     }
     drop(stream);
     Driver::loaded().destroy_stream(raw).unwrap();
+    crate::support::all_is_well(session);
+}
+
+fn a_stream_that_goes_with_its_last_handle_is_in_no_call_of_who_gives_memory_back() {
+    let session = with(&Knobs::new().slow("cuStreamQuery", Duration::from_millis(200)));
+    let raw = make();
+    let stream = lent(raw);
+    drop(Bytes::zeros([3 << 20]).unwrap());
+    let asked = session.calls().of("cuStreamQuery");
+    std::thread::scope(|scope| {
+        let gives_back = scope.spawn(cuda_ipc::collect);
+        while session.calls().of("cuStreamQuery") == asked {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(stream);
+        Driver::loaded().destroy_stream(raw).unwrap();
+        assert!(gives_back.join().unwrap() > 0);
+    });
     crate::support::all_is_well(session);
 }
 
