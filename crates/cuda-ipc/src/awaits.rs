@@ -98,15 +98,14 @@ impl Awaits {
 
     /// The stream that it is of: one handle more.
     pub(crate) fn belongs_to(&self, stream: &Arc<Inner>) {
-        let Some(Borrowed { raw, .. }) = self.borrowed else {
+        if self.borrowed.is_none() {
             *self.own.lock() = Arc::downgrade(stream);
             return;
-        };
+        }
         let mut lent = self.lent.lock();
         lent.1 += 1;
-        // SAFETY: whoever lent it keeps it as long as there is a handle of it, of which this is one, and it goes from here
-        // before the last one does (`let_go`).
-        lent.0 = Some(unsafe { RawStream::borrowed(self.device.ordinal(), raw) });
+        // Used as long as there is any handle: it goes from here before the last one does (`let_go`).
+        lent.0 = stream.raw().ok().and_then(RawStream::lent);
     }
 
     /// Asks the driver something of the stream that it answers at once, as long as somebody has it.

@@ -5,11 +5,12 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shm_core::{Dtype, DynTensor, Element, Shape};
 
-use crate::body::{Body, Token};
+use crate::body::Body;
 use crate::error::{Error, ErrorKind, Result};
 use crate::shared::SharedDeviceTensor;
 use crate::stream::Stream;
 use crate::tensor::{DeviceTensor, describe};
+use crate::token::Token;
 use crate::travel;
 
 /// A tensor on a device with its element type, and whether it is exclusive or shared, known at run time only. It is sent as

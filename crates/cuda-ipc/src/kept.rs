@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use shm_core::trace::{Hold, Trace};
 
-use crate::body::Token;
 use crate::place::Place;
+use crate::token::Token;
 
 /// What keeps the token's block.
 #[derive(Debug)]

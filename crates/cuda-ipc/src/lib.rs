@@ -81,6 +81,7 @@ mod stats;
 mod stream;
 mod stuck;
 mod tensor;
+mod token;
 mod travel;
 #[cfg(feature = "cudarc")]
 mod used;

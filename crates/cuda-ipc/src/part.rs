@@ -6,11 +6,12 @@ use std::ops::Deref;
 use shm_core::tensor::Geometry;
 use shm_core::{Element, Shape};
 
-use crate::body::{Body, Token};
+use crate::body::Body;
 use crate::error::{Error, ErrorKind, Result};
 use crate::shared::SharedDeviceTensor;
 use crate::stream::Stream;
 use crate::tensor::DeviceTensor;
+use crate::token::Token;
 
 /// Part of a [`DeviceTensor`] of bytes, to write, as a tensor of its own type; from [`DeviceTensor::part_mut`].
 ///

@@ -13,12 +13,13 @@ use shm_core::message::{Companion, while_reading, while_writing};
 use shm_core::tensor::Geometry;
 use shm_core::{SharedTensor, Tensor};
 
-use crate::body::{Body, Token};
+use crate::body::Body;
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
 use crate::hub::Hub;
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
+use crate::token::Token;
 use crate::travel::Lies;
 use crate::using::Use;
 

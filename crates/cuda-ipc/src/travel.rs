@@ -10,7 +10,7 @@ use shm_core::tensor::Geometry;
 use shm_core::trace::Trace;
 use shm_core::{DynTensor, SharedTensor, Tensor};
 
-use crate::body::{Body, Token, lent};
+use crate::body::Body;
 use crate::device::{Device, Uuid};
 use crate::error::{Error, ErrorKind, Result};
 use crate::joint;
@@ -18,6 +18,7 @@ use crate::layout::{Path, malformed};
 use crate::place::Place;
 use crate::staging::{self, CopyId};
 use crate::stats::COUNTERS;
+use crate::token::{Token, lent};
 
 /// How elements lie, as bytes of the arena's own encoding.
 #[derive(Clone, Debug)]

@@ -22,6 +22,12 @@ impl RawStream {
         }
     }
 
+    /// The same stream by another handle, where somebody else made it; for who uses that no longer than this one is there.
+    pub(crate) fn lent(&self) -> Option<Self> {
+        let Self { device, raw, owned } = *self;
+        (!owned).then_some(Self { device, raw, owned })
+    }
+
     /// Whether it is destroyed with this handle.
     pub(crate) const fn is_owned(&self) -> bool {
         self.owned
