@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shm_core::Arena;
+use shm_core::patience::Patience;
 use smallvec::SmallVec;
 
 use crate::company::{Calm, Company};
@@ -140,17 +141,19 @@ impl Awaits {
             let mut passing = self.passing.lock();
             match passing.upto {
                 // Another thread was faster.
-                Some(_) => Ok(()),
+                Some(_) => Ok(true),
                 None => self.mark(&mut passing, raw),
             }
         });
-        marked.unwrap_or(Ok(())).map(|()| false)
+        marked.unwrap_or(Ok(true)).map(|_| false)
     }
 
-    fn mark(&self, passing: &mut Passing, raw: &RawStream) -> Result<()> {
-        // What is in the list then, the stream waits for already. Whoever has it does not wait for what this thread holds.
-        let Some(_calm) = self.company.try_hold() else {
-            return Ok(());
+    /// Records where the stream is; `false` where that can't be said now, since it is being made to wait for more.
+    fn mark(&self, passing: &mut Passing, raw: &RawStream) -> Result<bool> {
+        // What is in the list then, the stream waits for already. Whoever adds to it does not wait for what this thread holds;
+        // those who wait for a stream of the company may go on doing so.
+        let Some(_told) = self.company.try_hold_shared() else {
+            return Ok(false);
         };
         let upto = ledger::recorded(self.number);
         let event = match passing.event.take() {
@@ -160,6 +163,15 @@ impl Awaits {
         self.driver.record(passing.event.insert(event), raw)?;
         passing.serials = self.own().iter().map(|one| one.serial).collect();
         passing.upto = Some(upto);
+        Ok(true)
+    }
+
+    /// The same where nobody will later: what is added to the company's list takes a call of the driver that waits for nothing.
+    fn mark_at_last(&self, raw: &RawStream) -> Result<()> {
+        let mut wait = Patience::new(AT_LAST);
+        while !self.mark(&mut self.passing.lock(), raw)? && !wait.is_over(Instant::now()) {
+            std::thread::yield_now();
+        }
         Ok(())
     }
 
@@ -184,7 +196,7 @@ impl Awaits {
         if let Some(raw) = raw
             && !is_done
             && !self.is_idle(raw).unwrap_or(false)
-            && let Err(error) = self.mark(&mut self.passing.lock(), raw)
+            && let Err(error) = self.mark_at_last(raw)
         {
             tracing::warn!(%error, "it is not seen when a stream comes to its end");
         }
@@ -380,6 +392,9 @@ impl Awaits {
         self.number == NO_NUMBER || is_done()
     }
 }
+
+/// How long whoever lets go of a stream waits for others to be done with its company.
+const AT_LAST: Duration = Duration::from_millis(100);
 
 /// A stream is asked how far it is when it has been left alone for so many looks.
 const LOOKS: u32 = 4;

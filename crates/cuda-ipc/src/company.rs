@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use shm_core::Arena;
 use shm_core::word::Owner;
 use smallvec::SmallVec;
@@ -123,11 +123,6 @@ impl Company {
             self.list.lock().put(&members, told, one)?;
         }
         wait()
-    }
-
-    /// Nothing is added as long as it is held; none if somebody adds something, or waits for one of the streams.
-    pub(crate) fn try_hold(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.calm.try_write()
     }
 
     /// Nothing is being added as long as it is held; none if somebody does.

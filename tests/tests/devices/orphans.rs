@@ -1,8 +1,8 @@
 //! Tensors of an origin that has ended, in memory that was mapped from its descriptor: its events are gone, and nobody can open
 //! one any more.
 
-use cuda_emulator::{Knobs, Session};
-use cuda_ipc::{DeviceTensor, ErrorKind, SharedDeviceTensor};
+use cuda_emulator::{Driver, Knobs, Session};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, SharedDeviceTensor, Stream};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
@@ -12,6 +12,7 @@ use crate::support::{machine, no_memory_is_left, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
     what_is_on_its_way_comes_though_its_origin_ends_in_peace,
+    what_is_on_its_way_comes_though_its_stream_went_while_another_one_was_waited_for,
     what_is_on_its_way_comes_though_its_origin_is_killed_when_it_had_said_that_it_was_done,
     what_is_on_its_way_and_was_not_written_is_an_error_of_its_writer,
     what_has_no_origin_any_more_goes_round_among_those_who_have_it_open,
@@ -121,6 +122,67 @@ fn what_is_on_its_way_comes_though_its_origin_ends_in_peace() {
     assert_eq!(session.live().processes, 1);
     for value in 1..3 {
         assert_eq!(from.get().unwrap().to_vec().unwrap(), [value; 100]);
+    }
+    drop(first);
+    cuda_ipc::collect();
+    no_memory_is_left(session);
+}
+
+/// Blocking streams may wait for one another, so what is known of them is known of all.
+fn what_is_on_its_way_comes_though_its_stream_went_while_another_one_was_waited_for() {
+    fn send(
+        _rank: usize,
+        (to, [held, waits, goes]): (Sender<Shared>, [Event; 3]),
+    ) -> tensormp::Result<()> {
+        let driver = Driver::loaded();
+        driver.start(0).unwrap();
+        let [first, second] = [(); 2].map(|()| driver.stream(0).unwrap());
+        let lent = |raw| {
+            // SAFETY: it is a stream of that device, and outlives what is made of it.
+            unsafe { Stream::from_raw(Device::new(0).unwrap(), raw) }.unwrap()
+        };
+        let mut tensors = [(); 2].map(|()| Bytes::zeros_on(&lent(second), [100]).unwrap());
+        to.put(Bytes::zeros([100])?.freeze())?;
+        held.wait()?;
+        driver
+            .fill_async(driver.alloc(8).unwrap(), 1, 8, first)
+            .unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| lent(first).synchronize().unwrap());
+            waits.wait().unwrap();
+            tensors[0].clear().unwrap();
+            for tensor in tensors {
+                to.put(tensor.freeze()).unwrap();
+            }
+            driver.destroy_stream(second).unwrap();
+            goes.set();
+        });
+        Ok(())
+    }
+    let session = machine();
+    let (to, from) = Queue::bounded(4).unwrap().split();
+    let [held, waits, goes] = [(); 3].map(|()| Event::new().unwrap());
+    let part = (to, [held.clone(), waits.clone(), goes.clone()]);
+    let context = builder().env("TENSORMP_CUDA_PATH", "descriptor");
+    let mut context = context.spawn(send, part, 1).unwrap();
+    let first = from.get().unwrap();
+    assert_eq!(first.to_vec().unwrap(), [0; 100]);
+    let waited = || {
+        let calls = session.calls_of(context.pids()[0]);
+        calls.of("cuStreamSynchronize")
+    };
+    let before = waited();
+    session.hold();
+    held.set();
+    while waited() == before {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    waits.set();
+    goes.wait().unwrap();
+    session.let_go();
+    context.join().unwrap();
+    for _ in 0..2 {
+        assert_eq!(from.get().unwrap().to_vec().unwrap(), [0; 100]);
     }
     drop(first);
     cuda_ipc::collect();
