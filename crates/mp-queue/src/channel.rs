@@ -120,7 +120,7 @@ impl Channel {
         mut put: impl FnMut() -> shm_core::Result<Put>,
     ) -> Result<()> {
         // The other side is nearly always there and the cell free: no look at the clock, no closure of `wait`.
-        match self.attempt_put(&mut put, false) {
+        match self.attempt_put(&mut put, deadline, false) {
             Ok(Tried::Done(position)) => {
                 self.after_put(position, 1);
                 Ok(())
@@ -137,7 +137,7 @@ impl Channel {
         mut put: impl FnMut() -> shm_core::Result<Put>,
     ) -> Result<()> {
         let holder = Cell::new(None);
-        let mut attempt = |slow: bool| match self.attempt_put(&mut put, slow) {
+        let mut attempt = |slow: bool| match self.attempt_put(&mut put, deadline, slow) {
             Ok(Tried::Done(position)) => {
                 self.after_put(position, 1);
                 Some(Ok(()))
@@ -174,10 +174,11 @@ impl Channel {
     fn attempt_put(
         &self,
         put: &mut impl FnMut() -> shm_core::Result<Put>,
+        deadline: Deadline,
         slow: bool,
     ) -> Result<Tried> {
         if self.object.end_count(CONSUMERS) == 0 {
-            return Err(self.why_gone(CONSUMERS, "putting a message"));
+            return Err(self.why_gone(CONSUMERS, "putting a message", deadline));
         }
         match put()? {
             Put::Done(position) => Ok(Tried::Done(position)),
@@ -229,7 +230,10 @@ impl Channel {
         mut get: impl FnMut() -> shm_core::Result<Got<R>>,
     ) -> Result<R> {
         let holder = Cell::new(None);
-        let mut attempt = |slow: bool| self.attempt_get(&mut get, &holder, slow).transpose();
+        let mut attempt = |slow: bool| {
+            self.attempt_get(&mut get, &holder, deadline, slow)
+                .transpose()
+        };
         if !deadline.is_now() {
             self.lull
                 .sit_out(|| spin_for(&self.object, self.policy) > 0);
@@ -281,6 +285,7 @@ impl Channel {
         &self,
         get: &mut impl FnMut() -> shm_core::Result<Got<R>>,
         holder: &Cell<Option<Owner>>,
+        deadline: Deadline,
         slow: bool,
     ) -> Result<Option<R>> {
         loop {
@@ -289,7 +294,7 @@ impl Channel {
                     self.after_get(position, 1);
                     return Ok(Some(message));
                 }
-                Got::Drained => return Err(self.why_drained()),
+                Got::Drained => return Err(self.why_drained(deadline)),
                 Got::NotNow(owner) => {
                     holder.set(owner);
                     if self.object.end_count(PRODUCERS) == 0 && !self.is_closed() {

@@ -224,7 +224,7 @@ impl<T: Serialize + DeserializeOwned> Sender<T> {
     /// Puts a value if there is room now.
     ///
     /// # Errors
-    /// `Full`, and as [`put`](Self::put).
+    /// `Full`, and as [`put`](Self::put), but for the cause of a death that nobody has told yet: it is not waited for.
     pub fn try_put(&self, value: T) -> Result<(), PutError<T>> {
         self.put_until(value, Deadline::Now)
     }
@@ -310,7 +310,7 @@ impl<T: Serialize + DeserializeOwned> Receiver<T> {
     /// Takes the next message if there is one now.
     ///
     /// # Errors
-    /// `Empty`, and as [`get`](Self::get).
+    /// `Empty`, and as [`get`](Self::get), but for the cause of a death that nobody has told yet: it is not waited for.
     pub fn try_get(&self) -> Result<T> {
         self.get_until(Deadline::Now)
     }

@@ -13,9 +13,11 @@ use crate::spec::{Layout, TensorSpec};
 use crate::step::{OWN, QueueGroup, SLOTS, Step};
 
 mod queues;
+mod room;
 
 pub(crate) use queues::odd_keeping;
 use queues::{check_queues, check_segments};
+pub(crate) use room::check_room;
 
 /// Processes that an arena has room for beside this one.
 pub(crate) const PROCESSES_MAX: usize = Arena::PARTICIPANTS_MAX - 1;
@@ -27,11 +29,16 @@ pub(crate) type Specs = Vec<Vec<Vec<TensorSpec>>>;
 const QUEUE_MOST: usize = 1 << 24;
 
 fn refuse(step: &Step, group: Option<usize>, key: &str, problem: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("{}: {problem}", place(step, group, key)))
+}
+
+/// Where it is written.
+fn place(step: &Step, group: Option<usize>, key: &str) -> String {
     let name = &step.name;
     let key = word(step, key);
     let group = group.filter(|_| step.groups_are_listed);
     let of_group = group.map_or(String::new(), |group| format!(", queue group {group}"));
-    Error::invalid(format!("step {name:?}{of_group}, {key}: {problem}"))
+    format!("step {name:?}{of_group}, {key}")
 }
 
 /// What a key is called where the step was written.

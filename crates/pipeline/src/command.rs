@@ -97,7 +97,7 @@ enum On {
 /// | 3 | a queue or ring was full, and its policy is to fail |
 /// | 4 | the run, or one item in a step, took longer than its limit |
 /// | 5 | processes waited for each other's slots |
-/// | 130 | it was interrupted (SIGINT, SIGTERM) |
+/// | 130 | it was interrupted (SIGINT, SIGTERM, SIGHUP) |
 pub fn main<F>(registry: F) -> ExitCode
 where
     F: Fn() -> Registry + Copy + Send + Sync + 'static,
@@ -233,7 +233,7 @@ fn code(termination: Termination) -> u8 {
     }
 }
 
-/// Runs a pipeline; SIGINT and SIGTERM stop it, a second one at once.
+/// Runs a pipeline; SIGINT, SIGTERM and SIGHUP stop it, a second one at once.
 fn run(pipeline: Pipeline) -> Result<Report> {
     let signals = spawn::Signals::forward()?;
     Ok(pipeline.heeding(signals).start()?.wait())

@@ -149,7 +149,6 @@ impl Runner {
             if worked < limit {
                 continue;
             }
-            let name = &self.wiring.seats[rank].name;
             // As exact as limits are: `12ms`, `1.5s`.
             let worked = Duration::from_millis(worked.as_millis() as u64);
             let told = match board.item(rank as u32) {
@@ -157,7 +156,13 @@ impl Runner {
                 WOKEN => format!("has been in woken for {worked:?}"),
                 item => format!("has worked on item {item} for {worked:?}"),
             };
-            let told = format!("process {rank} ({name:?}) {told}; its step's limit is {limit:?}");
+            let seat = &self.wiring.seats[rank];
+            let pid = self.workers[rank].as_ref();
+            let pid = pid.map_or(String::new(), |worker| format!(", pid {}", worker.pid));
+            let told = format!(
+                "step {:?}, replica {}: process {:?} (rank {rank}{pid}) {told}; the step's limit is {limit:?}",
+                self.wiring.steps[seat.step].name, seat.replica, seat.name
+            );
             let alone = self
                 .crews
                 .iter()

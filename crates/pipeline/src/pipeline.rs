@@ -1,17 +1,15 @@
 //! A pipeline: steps of replicated processes, in a row.
 
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mp_queue::WaitPolicy;
 use shm_core::Arena;
-use shm_core::room::SystemLimits;
 use spawn::Group;
 
 use crate::account::Account;
-use crate::check::{Specs, check, odd_end, odd_keeping};
+use crate::check::{Specs, check, check_room, odd_end, odd_keeping};
 use crate::client::{Client, Progress, feed};
 use crate::counts::Counts;
 use crate::device::cuda_devices;
@@ -194,12 +192,18 @@ impl Pipeline {
         self
     }
 
-    /// Everything that can be known to be wrong before anything starts.
+    /// Everything that can be known to be wrong before anything starts. Whether there is room for all slots is looked at where
+    /// this process has its arena already, and by [`start`](Self::start) in any case.
     ///
     /// # Errors
-    /// `Invalid`, naming step, queue group and key.
+    /// `Invalid`, naming step, queue group and key; `Arena` for slots that there is no room for, with the bytes that they
+    /// need.
     pub fn check(&self) -> Result<()> {
-        check(&self.steps, self.client.as_ref(), &cuda_devices).map(drop)
+        let specs = check(&self.steps, self.client.as_ref(), &cuda_devices)?;
+        match Arena::has_current() {
+            true => check_room(&self.steps, &specs, &Arena::current()?),
+            false => Ok(()),
+        }
     }
 
     /// What is odd, and may be on purpose.
@@ -236,12 +240,12 @@ impl Pipeline {
         // Before anything is started, or even looked at: a signal that comes from here on is one to the run.
         let signals = SignalsHeard::from_now(self.signals.take());
         let specs = check(&self.steps, self.client.as_ref(), &cuda_devices)?;
+        check_room(&self.steps, &specs, &Arena::current()?)?;
         for odd in self.odd_with(&specs) {
             tracing::warn!("{odd}");
         }
         let apart = self.steps.iter().any(|step| step.restarts > 0);
         let (mut wiring, log) = Wiring::lay(self.steps, specs, self.client.as_ref(), self.wait)?;
-        check_room(&wiring)?;
         let dir = self.dir.as_deref();
         let dir = dir.map(|dir| open_dir(dir, self.overwrites, &wiring));
         let dir = dir.transpose()?;
@@ -304,20 +308,6 @@ impl Pipeline {
         let thread = thread("pipeline", move || runner.run())?;
         Ok(Running::new(shared, thread))
     }
-}
-
-/// Whether there is room for all slots: known at once, rather than when the last of them is made.
-fn check_room(wiring: &Wiring) -> Result<()> {
-    let arena = Arena::current()?;
-    let needed = wiring.bytes_of_slots();
-    let more = needed.saturating_sub(arena.stats().cached);
-    shm_core::room::ensure(&*SystemLimits::shared(), more, arena.as_fd()).map_err(|error| {
-        Error::caused(
-            ErrorKind::Arena(error.kind().clone()),
-            format!("the slots of all processes have {needed} bytes"),
-            error,
-        )
-    })
 }
 
 fn thread<T: Send + 'static>(

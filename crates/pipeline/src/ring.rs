@@ -168,7 +168,8 @@ impl Producer {
         let next = &mut self.next;
         let mut attempt = |slow: bool| -> Option<Result<_>> {
             if channel.object().end_count(CONSUMERS) == 0 {
-                return Some(Err(channel.why_gone(CONSUMERS, "taking a slot").into()));
+                let why = channel.why_gone(CONSUMERS, "taking a slot", deadline);
+                return Some(Err(why.into()));
             }
             match slots.try_loan(*next) {
                 Ok(Some(loan)) => {

@@ -38,7 +38,7 @@ impl SignalsHeard {
             (None, _) => "on request".to_owned(),
             (Some(signal), Some(_)) => format!("on request ({signal})"),
             (Some(signal), None) => format!(
-                "because this program got SIGINT or SIGTERM and hands them on (it was {signal})"
+                "because this program got SIGINT, SIGTERM or SIGHUP and hands them on (it was {signal})"
             ),
         };
         Error::new(ErrorKind::Interrupted, format!("the run was stopped {why}"))

@@ -167,16 +167,6 @@ impl Wiring {
         })
     }
 
-    /// Bytes of all slots of all processes in the arena.
-    pub(crate) fn bytes_of_slots(&self) -> u64 {
-        let each = self
-            .seats
-            .iter()
-            .filter(|seat| seat.place.is_none())
-            .map(|seat| seat.slots.saturating_mul(seat.slot_bytes) as u64);
-        each.fold(0, u64::saturating_add)
-    }
-
     /// The slots of a process, all free; those on a device it makes itself.
     pub(crate) fn make_slots(&self, rank: usize) -> Result<Vec<SharedBytes>> {
         let seat = &self.seats[rank];

@@ -255,9 +255,7 @@ impl Arena {
             segment,
         };
         let arena = Self(Arc::new(inner));
-        if named {
-            file_system::exit::register(&arena);
-        }
+        arena.entered();
         Ok(arena)
     }
 

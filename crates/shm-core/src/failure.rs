@@ -14,8 +14,6 @@ use crate::participant::table::{read_text, write_text};
 const NONE: u64 = 0;
 const WRITING: u64 = 1;
 const VALID: u64 = 2;
-/// Beside the pid of one that died with an object in hand: there were others.
-const SEVERAL: u64 = 1 << 32;
 
 /// Which process of a context failed first, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,23 +135,21 @@ impl Object {
     }
 
     /// Writes down that a process of the context returned in order, for the message of a queue that nobody reads
-    /// any more. What it still held then, as in a static, does not make it one that died with this object in hand.
+    /// any more. That it did not die with what it still held then, its own row says ([`note_return`](crate::Arena::note_return)).
     pub fn record_departure(&self, rank: u32, pid: u32) {
-        // SeqCst pairs with `set_bereaved`: of this word and that, each is looked at after the other was written, so one of
-        // the two sees that both are about the same process.
+        // Release pairs with `departed`; nothing but the word itself is read there.
         self.header(object::DEPARTED).store(
             (u64::from(rank) + 1) | (u64::from(pid) << 32),
-            Ordering::SeqCst,
+            Ordering::Release,
         );
-        self.forget_bereaved(pid);
         self.notify_all();
     }
 
     /// The rank and pid of the process of the context that returned last.
     #[must_use]
     pub fn departed(&self) -> Option<(u32, u32)> {
-        // SeqCst: see `record_departure`.
-        let word = self.header(object::DEPARTED).load(Ordering::SeqCst);
+        // Acquire: see `record_departure`.
+        let word = self.header(object::DEPARTED).load(Ordering::Acquire);
         (word as u32)
             .checked_sub(1)
             .map(|rank| (rank, (word >> 32) as u32))
@@ -195,35 +191,14 @@ impl Object {
         }
     }
 
-    /// Notes that participant `pid` died while it held this object, unless it had returned in order.
+    /// Notes that participant `pid` died while it held this object. The first one stays.
     pub(crate) fn set_bereaved(&self, pid: u32) {
-        let has_departed = || self.departed().is_some_and(|(_, departed)| departed == pid);
-        if has_departed() {
-            return;
-        }
-        let pid_and_others = |seen: u64| match seen {
-            0 => Some(pid.into()),
-            seen if seen == u64::from(pid) => None,
-            // That of who came first stays, and can't be taken back any more: one of them may have died.
-            seen => Some(seen | SEVERAL),
-        };
-        // SeqCst: see `record_departure`.
-        let _ = self.header(object::BEREAVED).fetch_update(
-            Ordering::SeqCst,
-            Ordering::SeqCst,
-            pid_and_others,
-        );
-        if has_departed() {
-            self.forget_bereaved(pid);
-        }
-    }
-
-    fn forget_bereaved(&self, pid: u32) {
+        // Release pairs with `bereaved`.
         let _ = self.header(object::BEREAVED).compare_exchange(
-            pid.into(),
             0,
-            Ordering::SeqCst,
-            Ordering::SeqCst,
+            pid.into(),
+            Ordering::Release,
+            Ordering::Relaxed,
         );
     }
 }

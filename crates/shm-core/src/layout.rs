@@ -128,10 +128,13 @@ pub(crate) mod row {
     pub(crate) const UNLOCKED: u64 = SERVANTS + 8;
     /// Where others read what the participant's streams of devices wait for: line of an object that it holds, or 0.
     pub(crate) const STREAMS: u64 = UNLOCKED + 8;
+    /// `epoch + 1` of the participant whose function has returned in order: what it still holds when its process ends it did
+    /// not die with.
+    pub(crate) const RETURNED: u64 = STREAMS + 8;
     /// What its threads wait for without a deadline: entries of four words, `{kind: 4 | version: 60}`, then for an
     /// object its line and `{sequence: 32 | event: 32}`, for a context its number and how many processes run; and since
     /// when, CLOCK_MONOTONIC nanoseconds. Kind 0 is no wait.
-    pub(crate) const WAITS: u64 = (STREAMS + 8).next_multiple_of(super::LINE);
+    pub(crate) const WAITS: u64 = (RETURNED + 8).next_multiple_of(super::LINE);
     /// Entries of [`WAITS`]; a participant with more waiting threads is never taken for stuck.
     pub(crate) const WAIT_ENTRIES: u64 = 8;
     /// What its threads have taken out of cells and not handed to the program yet: `{line of the cell + 1: 38 | lap: 26}`
@@ -208,7 +211,7 @@ pub(crate) mod object {
     pub(crate) const FAILURE_WHO: u64 = 32;
     /// The last process of a context that left in order: 0, or `{rank + 1: 32 | pid: 32}`.
     pub(crate) const DEPARTED: u64 = 40;
-    /// The last process that died holding the object: 0, or its pid.
+    /// The first process that died holding the object, and had not returned in order: 0, or its pid.
     pub(crate) const BEREAVED: u64 = 48;
     /// The participant that supervises a context this object belongs to: 0, or `{row + 1: 16 | epoch: 16}`.
     pub(crate) const SUPERVISOR: u64 = 56;

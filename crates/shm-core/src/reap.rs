@@ -103,7 +103,9 @@ pub(crate) fn reap(arena: &Arena, dead: Owner) -> bool {
     settle_tickets(arena, dead);
     crate::failpoint!("reap.settled");
     intake::reap(arena, dead);
-    mend_objects(arena, dead, state.pid);
+    // Acquire: see `Arena::note_own_return`. Read before anybody is told of the death.
+    let returned = row.word(row::RETURNED).load(Ordering::Acquire) == u64::from(dead.epoch) + 1;
+    mend_objects(arena, dead, state.pid, returned);
     crate::failpoint!("reap.mended");
     for wave in [Wave::EndsAndSlots, Wave::Blocks, Wave::Objects] {
         drop_held(arena, dead, wave);
@@ -181,8 +183,8 @@ fn cell_capacity(segment: &Segment, cell: u64) -> Option<u64> {
     })
 }
 
-/// Phase 2: cells of the objects it held.
-fn mend_objects(arena: &Arena, dead: Owner, pid: u32) {
+/// Phase 2: cells of the objects it held, and who hears that it died with them.
+fn mend_objects(arena: &Arena, dead: Owner, pid: u32, returned: bool) {
     for entry in lease::entries_of(arena.segment(), dead) {
         let seen = entry.load();
         if seen.epoch != dead.epoch || !matches!(seen.kind, Kind::Held | Kind::Dropping) {
@@ -197,7 +199,7 @@ fn mend_objects(arena: &Arena, dead: Owner, pid: u32) {
         // One that it had just let go as the last holder is somebody else's by now, or will be. While the line has the
         // generation and counts anybody, the dead one's reference is among those counted, and keeps it.
         if now.generation == generation && now.count > 0 {
-            object::mend(arena, seen.line, generation, dead, pid);
+            object::mend(arena, seen.line, generation, dead, (pid, returned));
         }
     }
 }

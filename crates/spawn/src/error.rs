@@ -239,7 +239,9 @@ impl ErrorKind {
                 }
                 text
             }
-            ErrorKind::Interrupted { worker: Some(_) } => "was interrupted (SIGINT)".to_owned(),
+            ErrorKind::Interrupted { worker: Some(_) } => {
+                "was interrupted (SIGINT or SIGHUP)".to_owned()
+            }
             ErrorKind::Interrupted { worker: None } => "was stopped on purpose".to_owned(),
             ErrorKind::Deadlock { deadlock } => deadlock.to_string(),
             ErrorKind::NeverStarted { reason, .. } => format!("never ran its function: {reason}"),

@@ -101,6 +101,11 @@ pub(crate) fn note_context(supervisor: Member, context: u32) {
     }
 }
 
+/// Notes that the function of this process has returned, and its parent was told: what it still holds it does not die with.
+pub(crate) fn note_return() {
+    Arena::note_return();
+}
+
 /// Says that the current thread does none of the user's work: what it does ends no wait.
 #[inline]
 pub(crate) fn serve() -> impl Sized {

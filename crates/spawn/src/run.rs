@@ -70,7 +70,7 @@ impl Why {
                 "was stopped because its SpawnContext was dropped (keep it and call `join`)"
             }
             Why::Signalled => {
-                "was stopped because this program got SIGINT or SIGTERM and hands them on"
+                "was stopped because this program got SIGINT, SIGTERM or SIGHUP and hands them on"
             }
             Why::Unwatched => {
                 "was stopped because the system does not report what happens to it (see the log)"

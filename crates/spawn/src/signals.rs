@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use libc::{SIG_DFL, SIG_IGN, SIG_SETMASK, SIGCHLD, SIGINT, SIGQUIT, SIGTERM};
+use libc::{SIG_DFL, SIG_IGN, SIG_SETMASK, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use parking_lot::Mutex;
 use signal_hook::flag;
 use signal_hook::{iterator, low_level};
@@ -19,8 +19,24 @@ use crate::desk::{self, STACK};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link;
 
-/// What a program is told to end by.
-const ENDING: [i32; 2] = [SIGINT, SIGTERM];
+/// What a program is told to end by. SIGHUP where the program does not ignore it when it makes its first guard: `nohup`
+/// starts it so, for it to outlive its terminal.
+fn ending() -> Vec<i32> {
+    let hangup = action_at(SIGHUP).is_some_and(|action| action.sa_sigaction != SIG_IGN);
+    let hangup = hangup.then_some(SIGHUP);
+    [SIGINT, SIGTERM].into_iter().chain(hangup).collect()
+}
+
+/// What this process does at a signal.
+fn action_at(signal: i32) -> Option<libc::sigaction> {
+    let mut now = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: no new action is given, and the pointer is valid for writing the present one.
+    if unsafe { libc::sigaction(signal, null(), now.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: all zeros is a valid value of this struct, and the call has filled it.
+    Some(unsafe { now.assume_init() })
+}
 
 /// Undoes what survives an exec: the mask of the thread that started this process, and what the host ignores. With
 /// SIGTERM blocked or ignored a worker could be stopped only by SIGKILL, and with SIGCHLD ignored the system would
@@ -28,14 +44,7 @@ const ENDING: [i32; 2] = [SIGINT, SIGTERM];
 #[inline]
 pub(crate) fn reset() {
     for signal in [SIGINT, SIGQUIT, SIGTERM, SIGCHLD] {
-        let mut now = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: no new action is given, and the pointer is valid for writing the present one.
-        if unsafe { libc::sigaction(signal, null(), now.as_mut_ptr()) } != 0 {
-            continue;
-        }
-        // SAFETY: all zeros is a valid value of this struct, and the call has filled it.
-        let now = unsafe { now.assume_init() };
-        if now.sa_sigaction == SIG_IGN {
+        if action_at(signal).is_some_and(|now| now.sa_sigaction == SIG_IGN) {
             // SAFETY: the default disposition runs no code of ours.
             unsafe { libc::signal(signal, SIG_DFL) };
         }
@@ -64,11 +73,8 @@ impl Dispositions {
     pub(crate) fn now() -> Dispositions {
         let mut actions = Vec::new();
         for signal in 1..=libc::SIGRTMAX() {
-            let mut now = MaybeUninit::<libc::sigaction>::zeroed();
-            // SAFETY: no new action is given, and the pointer is valid for writing the present one.
-            if unsafe { libc::sigaction(signal, null(), now.as_mut_ptr()) } == 0 {
-                // SAFETY: all zeros is a valid value of this struct, and the call has filled it.
-                actions.push((signal, unsafe { now.assume_init() }));
+            if let Some(action) = action_at(signal) {
+                actions.push((signal, action));
             }
         }
         let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -91,9 +97,10 @@ impl Dispositions {
     }
 }
 
-/// Hands SIGINT and SIGTERM of this program on to its workers, as long as it is kept; made by [`Signals::forward`].
+/// Hands SIGINT, SIGTERM and SIGHUP of this program on to its workers, as long as it is kept; made by
+/// [`Signals::forward`]. SIGHUP stays ignored where it is when the program makes its first guard (`nohup`).
 ///
-/// Without it a signal does to the program what it always does, which for these two is to end it at once, and its
+/// Without it a signal does to the program what it always does, which for these three is to end it at once, and its
 /// workers are ended by the system (SIGKILL). That leaves no orphan and prints nothing, and is right for most. A
 /// program whose workers have something to bring to an end keeps this guard: at the first signal all contexts of the
 /// program are stopped as by [`terminate`](crate::SpawnContext::terminate) (SIGTERM, grace, SIGKILL), `join` says
@@ -137,11 +144,14 @@ struct Guards {
     /// Set while the default of a signal is to be done as if nobody handled it; there since the first guard. What looks
     /// at it in the handlers cannot be taken out of them and be followed by another one: the first would still act.
     released: Option<Arc<AtomicBool>>,
+    /// The signals that have handlers; none before the first guard.
+    signals: Vec<i32>,
 }
 
 static GUARDS: Mutex<Guards> = Mutex::new(Guards {
     count: 0,
     released: None,
+    signals: Vec::new(),
 });
 
 /// How many signals this program got since its first guard, and the last of them. Written by the handlers, in whatever
@@ -168,10 +178,13 @@ impl Guards {
             return Ok(Arc::clone(released));
         }
         let released = Arc::new(AtomicBool::new(true));
-        for signal in ENDING {
+        // Before there is a handler: with one, nothing is ignored.
+        let signals = ending();
+        for &signal in &signals {
             count(signal)?;
             flag::register_conditional_default(signal, Arc::clone(&released))?;
         }
+        self.signals = signals;
         self.released = Some(Arc::clone(&released));
         Ok(released)
     }
@@ -187,7 +200,7 @@ impl Signals {
         let failed = |error: std::io::Error| {
             Error::caused(
                 ErrorKind::Launch,
-                "SIGINT and SIGTERM cannot be handed on to workers",
+                "SIGINT, SIGTERM and SIGHUP cannot be handed on to workers",
                 error,
             )
         };
@@ -195,7 +208,7 @@ impl Signals {
         let mut guards = GUARDS.lock();
         let released = guards.released().map_err(failed)?;
         let flag = Arc::clone(&released);
-        let mut signals = iterator::Signals::new(ENDING).map_err(failed)?;
+        let mut signals = iterator::Signals::new(&guards.signals).map_err(failed)?;
         let handle = signals.handle();
         let seen = Arc::clone(&shared);
         let thread = thread::Builder::new()
@@ -238,7 +251,7 @@ impl Signals {
         }
     }
 
-    /// How many SIGINT and SIGTERM this program got since it made its first guard, whichever guards there are. What starts
+    /// How many SIGINT, SIGTERM and SIGHUP this program got since it made its first guard, whichever there are. What starts
     /// processes and then waits for them compares it with what it was before: a signal that came in between found no
     /// processes yet that it could have been handed on to.
     #[must_use]

@@ -111,7 +111,13 @@ where
                 )
             }
         };
-    if call.say_last(&frame) { code } else { UNHEARD }
+    if !call.say_last(&frame) {
+        return UNHEARD;
+    }
+    if code == SUCCESS {
+        link::note_return();
+    }
+    code
 }
 
 #[inline]

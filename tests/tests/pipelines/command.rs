@@ -300,6 +300,31 @@ pub(crate) fn a_process_that_is_replaced_is_told_with_the_cause_while_it_runs_an
     assert_eq!(Run::open(&out).unwrap().processes[0].replaced[0].pid, pid);
 }
 
+/// A terminal that is closed, or a connection that is lost, ends a run as Ctrl-C does.
+pub(crate) fn a_hangup_ends_a_run_as_interrupted() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    let count = ["-m", "20", "-n", "1000000", "--out"];
+    let mut running = command("whole.toml", &count)
+        .arg(&out)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !out.join("run.json").exists() && running.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    let mut kill = Command::new("kill");
+    let sent = kill.args(["-HUP", &running.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+    let output = running.wait_with_output().unwrap();
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted"), "{said}");
+    let run = Run::open(&out).unwrap();
+    assert!(run.has_ended());
+    assert_eq!(run.termination.reason, "interrupted");
+}
+
 /// Ctrl-C on a terminal reaches all processes of the program at once, its own first of all or last.
 pub(crate) fn ctrl_c_on_a_terminal_ends_a_run_as_interrupted() {
     let dir = tempfile::tempdir().unwrap();

@@ -415,6 +415,11 @@ pub(crate) fn a_stage_that_hangs_ends_the_run_or_is_replaced() {
         text.contains("\"see\"") && text.contains("item 7"),
         "{text}"
     );
+    let who = format!(
+        "step \"see\", replica 0: process \"see\" (rank 1, pid {}) has worked on item 7 for ",
+        report.processes()[1].pid()
+    );
+    assert!(text.contains(&who), "{who:?} is missing in: {text}");
     let report = hangs(1);
     assert!(report.error().is_none(), "{report:?}");
     assert_eq!(

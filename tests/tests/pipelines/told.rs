@@ -59,7 +59,7 @@ pub(crate) fn a_signal_that_a_program_of_its_own_hands_on_interrupts_its_run() {
     let told = report.error().unwrap().to_string();
     assert_eq!(report.termination(), Termination::Interrupted, "{told}");
     assert!(
-        told.contains("this program got SIGINT or SIGTERM"),
+        told.contains("this program got SIGINT, SIGTERM or SIGHUP"),
         "{told}"
     );
     // Nothing was wrong with what its processes had.

@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_queue_that_one_process_closes_is_closed_for_all,
     a_sender_that_is_killed_ends_its_receiver_with_the_cause,
     a_pause_of_all_hides_nobodys_cause,
+    a_try_at_a_queue_that_somebody_died_with_waits_for_no_cause,
     a_receiver_that_is_killed_ends_its_sender_with_the_cause,
     a_queue_counts_the_consumers_that_died_with_it,
     a_get_that_others_could_serve_ends_when_a_process_is_killed,
@@ -154,6 +155,55 @@ fn a_pause_of_all_hides_nobodys_cause() {
     resume(starter.pids()[0]);
     let cause = hear.get().unwrap();
     assert!(cause.contains("killed by SIGKILL"), "{cause}");
+    starter.join().unwrap();
+}
+
+fn a_try_at_a_queue_that_somebody_died_with_waits_for_no_cause() {
+    type Ends = (Sender<u32>, Receiver<u32>);
+    fn holds(_rank: usize, (ends, told): (Ends, Sender<u32>)) -> tensormp::Result<()> {
+        told.put(std::process::id())?;
+        let _kept = ends;
+        loop {
+            std::thread::park();
+        }
+    }
+    fn starts(_rank: usize, (ends, told): (Ends, Sender<u32>)) -> tensormp::Result<()> {
+        assert!(spawn(holds, (ends, told), 1)?.join().is_err());
+        Ok(())
+    }
+    let (to, from) = Queue::bounded(2).unwrap().split();
+    let (back, forth) = Queue::bounded(2).unwrap().split();
+    let (told, hear) = Queue::bounded(1).unwrap().split();
+    let mut starter = spawn(starts, ((to, forth), told), 1).unwrap();
+    let holder = hear.get().unwrap();
+    // The one that would say why the other is gone says nothing, and is there.
+    stop(starter.pids()[0]);
+    kill(holder);
+    let parks = || (from.stats().parks, back.stats().parks);
+    let before = parks();
+    let of_get = loop {
+        Arena::current().unwrap().bury_the_dead();
+        match from.try_get().unwrap_err() {
+            error if error.kind() == &ErrorKind::Empty => {}
+            error => break error,
+        }
+    };
+    let of_put = loop {
+        match back.try_put(1) {
+            Ok(()) => {}
+            Err(error) if error.kind() == &ErrorKind::Full => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(parks(), before, "a try slept");
+    for kind in [of_get.kind(), of_put.kind()] {
+        let ErrorKind::PeerFailed(failure) = kind else {
+            panic!("{kind:?}");
+        };
+        assert_eq!(failure.pid, holder, "{failure}");
+        assert!(failure.cause.contains("died while it held"), "{failure}");
+    }
+    resume(starter.pids()[0]);
     starter.join().unwrap();
 }
 

@@ -6,12 +6,12 @@ use shm_core::failure::PeerFailure;
 
 use super::{CAUSE_PATIENCE, CONSUMERS, Channel, DEATH_PATIENCE, NOT_FULL, PRODUCERS};
 use crate::error::{Error, ErrorKind};
-use crate::wait::wait_patiently;
+use crate::wait::{Deadline, wait_patiently};
 
 impl Channel {
-    pub(super) fn why_drained(&self) -> Error {
+    pub(super) fn why_drained(&self, deadline: Deadline) -> Error {
         if self.says_more_than_drained() {
-            return self.why_gone(PRODUCERS, "waiting for a message");
+            return self.why_gone(PRODUCERS, "waiting for a message", deadline);
         }
         self.drained()
     }
@@ -29,11 +29,17 @@ impl Channel {
         )
     }
 
-    /// Why nobody is left on side `end`. Where a supervisor is about to say why, it is given a moment.
+    /// Why nobody is left on side `end`. Where a supervisor is about to say why, it is given a moment, except by who must
+    /// not wait at all.
     #[cold]
-    pub fn why_gone(&self, end: u64, doing: &str) -> Error {
+    pub fn why_gone(&self, end: u64, doing: &str, deadline: Deadline) -> Error {
         if let Some(error) = self.said(doing) {
             return error;
+        }
+        if deadline.is_now() {
+            return self
+                .departed(end, doing)
+                .unwrap_or_else(|| self.nothing_said(end, doing));
         }
         // What is known about a death may come to be known only during the first wait.
         for patience in [CAUSE_PATIENCE, DEATH_PATIENCE] {

@@ -28,7 +28,7 @@ impl Channel {
                 Ok(message) => message,
                 Err(failed) => return Err(PutError::new(failed.error.into(), failed.value)),
             };
-            let outcome = match self.attempt_put(&mut || put(&mut message), false) {
+            let outcome = match self.attempt_put(&mut || put(&mut message), deadline, false) {
                 Ok(Tried::Done(position)) => {
                     untold.add(position);
                     Ok(())

@@ -175,11 +175,20 @@ pub(crate) fn count_lost_message(arena: &Arena, cell: u64) {
 
 /// Mends what a dead participant left in an object it held: its claims become void, its half-taken messages are
 /// handed back, its permits are given back, whoever waits is woken to look again. The dead one's reference keeps the object.
-pub(crate) fn mend(arena: &Arena, line: u64, generation: u64, dead: Owner, pid: u32) {
+/// Of the dead one it is said which pid it had, and whether its function had returned in order.
+pub(crate) fn mend(
+    arena: &Arena,
+    line: u64,
+    generation: u64,
+    dead: Owner,
+    (pid, returned): (u32, bool),
+) {
     let Ok(object) = Object::over(Held::uncounted(arena, line, generation)) else {
         return;
     };
-    object.set_bereaved(pid);
+    if !returned {
+        object.set_bereaved(pid);
+    }
     let mut handed_back = 0;
     for index in 0..object::ARRAY_COUNT as usize {
         if let Ok(cells) = object.cells(index) {

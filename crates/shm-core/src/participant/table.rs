@@ -290,6 +290,7 @@ fn fill_in(row: Row<'_>, who: Identity) {
         (row::STOPPING, 0),
         (row::SERVANTS, 0),
         (row::STREAMS, 0),
+        (row::RETURNED, 0),
     ] {
         row.word(field).store(value, Ordering::Relaxed);
     }

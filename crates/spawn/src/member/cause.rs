@@ -82,7 +82,11 @@ impl Member {
             Some(location) => format!("{location}: {}", panic.message),
             None => panic.message.clone(),
         });
-        if signal == Signal::INT.as_raw() {
+        // A terminal sends both to all processes that it started, at a key and at its own end.
+        if [Signal::INT, Signal::HUP]
+            .map(Signal::as_raw)
+            .contains(&signal)
+        {
             return ErrorKind::Interrupted {
                 worker: Some(worker),
             };

@@ -17,6 +17,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         a_host_that_blocks_and_ignores_signals_has_workers_that_do_not,
         a_signal_that_ends_the_program_ends_its_workers,
         signals_that_are_handed_on_stop_the_workers_and_the_program_goes_on,
+        a_program_that_ignores_its_hangup_goes_on_with_a_guard_too,
         a_second_signal_kills_what_the_first_did_not_stop,
         the_guard_gives_signals_back,
         a_guard_that_outlives_or_follows_another_hands_signals_on,
@@ -136,7 +137,7 @@ fn signal(program: &Reaped, signal: Signal) {
 fn a_signal_that_ends_the_program_ends_its_workers() {
     use std::os::unix::process::ExitStatusExt;
 
-    for number in [Signal::INT, Signal::TERM] {
+    for number in [Signal::INT, Signal::TERM, Signal::HUP] {
         let (program, workers, _output) = program("parent");
         signal(&program, number);
         workers.iter().for_each(wait_for_end);
@@ -148,7 +149,11 @@ fn a_signal_that_ends_the_program_ends_its_workers() {
 }
 
 fn signals_that_are_handed_on_stop_the_workers_and_the_program_goes_on() {
-    for (number, name) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM")] {
+    for (number, name) in [
+        (Signal::INT, "SIGINT"),
+        (Signal::TERM, "SIGTERM"),
+        (Signal::HUP, "SIGHUP"),
+    ] {
         let (program, workers, mut output) = program("signals");
         signal(&program, number);
         workers.iter().for_each(wait_for_end);
@@ -159,6 +164,26 @@ fn signals_that_are_handed_on_stop_the_workers_and_the_program_goes_on() {
         assert!(status.success(), "{text}");
         assert_eq!(text, "");
     }
+}
+
+fn a_program_that_ignores_its_hangup_goes_on_with_a_guard_too() {
+    let (program, workers, mut output) = program("nohup");
+    signal(&program, Signal::HUP);
+    signal(&program, Signal::TERM);
+    workers.iter().for_each(wait_for_end);
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line.trim_end(), "stopped by SIGTERM");
+    let (status, text) = end_of(program);
+    assert!(status.success(), "{text}");
+}
+
+/// As `nohup` starts a program.
+pub(crate) fn nohup_scene() {
+    ignore_signal(libc::SIGHUP);
+    drop(Signals::forward().unwrap());
+    signals_scene();
+    assert_eq!(Signals::seen(), 1);
 }
 
 pub(crate) fn signals_scene() {

@@ -69,6 +69,7 @@ pub(crate) fn play(name: &str) -> ExitCode {
         "masked" => hosts::masked_scene(),
         "guards" => hosts::guards_scene(),
         "signals" => hosts::signals_scene(),
+        "nohup" => hosts::nohup_scene(),
         "stubborn" => hosts::stubborn_scene(),
         "released" => hosts::released_scene(),
         "runtime" => hosts::runtime_scene(),
