@@ -32,7 +32,7 @@ fn make() -> usize {
     driver.stream(1).unwrap()
 }
 
-fn lent(raw: usize) -> Stream {
+pub(crate) fn lent(raw: usize) -> Stream {
     // SAFETY: it is a stream of that device, and outlives what is made of it.
     unsafe { Stream::from_raw(Device::new(0).unwrap(), raw) }.unwrap()
 }

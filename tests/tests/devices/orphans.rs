@@ -2,11 +2,12 @@
 //! one any more.
 
 use cuda_emulator::{Driver, Knobs, Session};
-use cuda_ipc::{Device, DeviceTensor, ErrorKind, SharedDeviceTensor, Stream};
+use cuda_ipc::{DeviceTensor, ErrorKind, SharedDeviceTensor};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
+use crate::again::lent;
 use crate::paths::kind_of;
 use crate::support::{machine, no_memory_is_left, with};
 
@@ -137,10 +138,6 @@ fn what_is_on_its_way_comes_though_its_stream_went_while_another_one_was_waited_
         let driver = Driver::loaded();
         driver.start(0).unwrap();
         let [first, second] = [(); 2].map(|()| driver.stream(0).unwrap());
-        let lent = |raw| {
-            // SAFETY: it is a stream of that device, and outlives what is made of it.
-            unsafe { Stream::from_raw(Device::new(0).unwrap(), raw) }.unwrap()
-        };
         let mut tensors = [(); 2].map(|()| Bytes::zeros_on(&lent(second), [100]).unwrap());
         to.put(Bytes::zeros([100])?.freeze())?;
         held.wait()?;
