@@ -158,11 +158,13 @@ impl Replaced {
     /// The first line of the cause, without whom it is about.
     pub(crate) fn in_short(&self, process: &str) -> String {
         let line = self.cause.lines().next().unwrap_or_default();
-        // By its process id where it ended, by its rank where it was ended.
-        let named = format!("process {process:?} (pid {}) ", self.pid);
-        let ranked = format!(" ({process:?}) ");
-        line.strip_prefix(&named)
-            .or_else(|| line.split_once(&ranked).map(|(_, cause)| cause))
+        // By its process id, and where it was ended for hanging by its step and rank as well.
+        let (named, pid) = (
+            format!("process {process:?} ("),
+            format!("pid {}) ", self.pid),
+        );
+        let said = line.split_once(&named).map(|(_, said)| said);
+        said.and_then(|said| said.split_once(&pid).map(|(_, cause)| cause))
             .unwrap_or(line)
             .to_owned()
     }
@@ -342,6 +344,13 @@ mod tests {
             one(7, "was killed by SIGKILL"),
             one(8, "panicked: no"),
             one(9, "was killed by SIGKILL"),
+            Replaced {
+                pid: 10,
+                cause: "step \"infer\", replica 1: process \"infer.1\" (rank 3, pid 10) has worked on item 7 for 312ms; the \
+                        step's limit is 300ms"
+                    .to_owned(),
+                ..Replaced::default()
+            },
         ];
         let told: Vec<_> =
             Replacements::gather([("load", "load", &[][..]), ("infer", "infer.1", &all)])
@@ -353,6 +362,7 @@ mod tests {
             [
                 "process \"infer.1\" was replaced 2 times: it was killed by SIGKILL",
                 "process \"infer.1\" was replaced once: it panicked: no",
+                "process \"infer.1\" was replaced once: it has worked on item 7 for 312ms; the step's limit is 300ms",
             ]
         );
     }

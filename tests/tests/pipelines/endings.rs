@@ -393,6 +393,7 @@ pub(crate) fn a_crash_loop_ends_the_run() {
 pub(crate) fn a_stage_that_hangs_ends_the_run_or_is_replaced() {
     allow_leaks(8);
     let limit = Duration::from_millis(700);
+    let dir = tempfile::tempdir().unwrap();
     let hangs = |restarts| {
         Pipeline::new()
             .client(client(20))
@@ -403,6 +404,8 @@ pub(crate) fn a_stage_that_hangs_ends_the_run_or_is_replaced() {
                     .restart(restarts, Unfinished::Redeliver),
             )
             .grace(Duration::from_millis(100))
+            .run_dir(dir.path())
+            .overwrite()
             .start()
             .unwrap()
             .wait()
@@ -425,6 +428,13 @@ pub(crate) fn a_stage_that_hangs_ends_the_run_or_is_replaced() {
     assert_eq!(
         (report.items().completed, report.items().redelivered),
         (20, 1)
+    );
+    let [replaced] = &Summary::of(&Run::open(dir.path()).unwrap()).replaced[..] else {
+        panic!("one was replaced: {report:?}")
+    };
+    assert!(
+        replaced.cause.starts_with("has worked on item 7 for "),
+        "{replaced:?}"
     );
 }
 
