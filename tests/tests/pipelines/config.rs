@@ -1,10 +1,15 @@
 //! Pipelines from configurations: RnB's own, ours, and those that could not run.
 
 use serde::{Deserialize, Serialize};
+use tensormp::Arena;
 use tensormp::pipeline::{
-    Config, Context, Flow, Input, Outgoing, Output, Parts, Registry, Selector, Stage, StageError,
-    TensorSpec, Termination,
+    Config, Context, ErrorKind, Flow, Input, Outgoing, Output, Parts, Pipeline, Registry, Selector,
+    Stage, StageError, TensorSpec, Termination,
 };
+use tensormp::shm_core::ErrorKind as ArenaErrorKind;
+
+use crate::flow::{client, see};
+use crate::scenes::load;
 
 /// A stand-in for RnB's loader: from 1 to 15 rows. As the only step it is one for all of them.
 struct Loader;
@@ -472,6 +477,36 @@ pub(crate) fn slots_for_which_there_is_no_room_are_refused_at_once() {
         assert!(error.contains(part), "{part:?} is missing in: {error}");
     }
 }
+
+/// The memory of the machine would do, and the arena does not: it can't be made larger any more.
+pub(crate) fn slots_for_which_the_arena_is_too_small_are_refused_at_once() {
+    let arena = Arena::builder().capacity(CAPACITY).create().unwrap();
+    Arena::install_current(arena).unwrap();
+    let pipeline = || {
+        Pipeline::new()
+            .client(client(1))
+            .step(load().slots(2_000))
+            .step(see())
+    };
+    for refused in [pipeline().check(), pipeline().start().map(drop)] {
+        let error = refused.unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                ErrorKind::Arena(ArenaErrorKind::CapacityExhausted { asked, capacity: CAPACITY })
+                    if *asked > CAPACITY
+            ),
+            "{error:?}"
+        );
+        assert!(
+            error.to_string().contains("step \"load\", slots"),
+            "{error}"
+        );
+    }
+}
+
+/// Bytes of that arena.
+const CAPACITY: u64 = 64 << 20;
 
 /// A stage whose slots are larger than most memories.
 struct Huge;

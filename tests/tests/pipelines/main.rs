@@ -126,6 +126,7 @@ fn main() -> ExitCode {
         values_that_make_no_sense_are_refused_in_few_words,
         a_misspelt_key_that_goes_to_a_stage_is_a_warning_with_what_was_meant,
         slots_for_which_there_is_no_room_are_refused_at_once,
+        slots_for_which_the_arena_is_too_small_are_refused_at_once,
         tensors_that_do_not_fit_the_next_stage_are_refused,
         a_stage_that_publishes_whatever_comes_is_refused_as_the_last,
         clips_give_the_same_features_however_they_are_split,

@@ -69,7 +69,11 @@ pub(crate) fn check_room(steps: &[Step], specs: &Specs, arena: &Arena) -> Result
             largest.describe(),
             stats.capacity,
         );
-        return Err(Error::invalid(text));
+        let exhausted = shm_core::ErrorKind::CapacityExhausted {
+            asked: needed,
+            capacity: stats.capacity,
+        };
+        return Err(Error::new(ErrorKind::Arena(exhausted), text));
     }
     Ok(())
 }
