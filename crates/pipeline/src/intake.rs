@@ -126,12 +126,11 @@ impl Intake {
                 Some(item) => Ok(item),
                 None => match self.get(home, until) {
                     Ok(true) => {
-                        let slim = if is_direct {
-                            Slim::of(&self.message)
-                        } else {
-                            None
-                        };
-                        if let (Some(slim), Some(blank)) = (slim, self.blank.take()) {
+                        // The blank stays for the next one where this is no slim message.
+                        if is_direct
+                            && let Some(slim) = Slim::of(&self.message)
+                            && let Some(blank) = self.blank.take()
+                        {
                             let slim = slim?;
                             let input = place.insert(Input::of_slim(blank, &slim, asked));
                             input.open(slim.place, &mut self.message)?;
