@@ -1,8 +1,8 @@
 //! The command of a program whose pipelines come from files, as the example `video_clips` has it.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 use tensormp::pipeline::report::Run;
@@ -316,11 +316,16 @@ pub(crate) fn a_hangup_ends_a_run_as_interrupted() {
     let mut kill = Command::new("kill");
     let sent = kill.args(["-HUP", &running.id().to_string()]).status();
     assert!(sent.unwrap().success());
+    ends_as_interrupted(running, &out);
+}
+
+/// With its report in that directory.
+fn ends_as_interrupted(running: Child, out: &Path) {
     let output = running.wait_with_output().unwrap();
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert!(said.contains("interrupted"), "{said}");
-    let run = Run::open(&out).unwrap();
+    let run = Run::open(out).unwrap();
     assert!(run.has_ended());
     assert_eq!(run.termination.reason, "interrupted");
 }
@@ -370,12 +375,6 @@ pub(crate) fn ctrl_c_on_a_terminal_ends_a_run_as_interrupted() {
     // It stays open: its end would be the end of the terminal's input.
     let mut keys = running.stdin.take().unwrap();
     keys.write_all(&[3]).unwrap();
-    let output = running.wait_with_output().unwrap();
+    ends_as_interrupted(running, &out);
     drop(keys);
-    let said = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("interrupted"), "{said}");
-    let run = Run::open(&out).unwrap();
-    assert!(run.has_ended());
-    assert_eq!(run.termination.reason, "interrupted");
 }

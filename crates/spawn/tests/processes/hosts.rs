@@ -120,14 +120,19 @@ fn program(
 ) {
     let mut program = Reaped(scene(name).stdin(Stdio::piped()).spawn().unwrap());
     let mut output = BufReader::new(program.0.stdout.take().unwrap());
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    let workers: Vec<_> = line
+    let workers: Vec<_> = line_of(&mut output)
         .split_whitespace()
         .map(|pid| pidfd(pid.parse().unwrap()))
         .collect();
     assert!(!workers.is_empty());
     (program, workers, output)
+}
+
+/// The next line that it says.
+fn line_of(output: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    line.trim_end().to_owned()
 }
 
 fn signal(program: &Reaped, signal: Signal) {
@@ -157,9 +162,7 @@ fn signals_that_are_handed_on_stop_the_workers_and_the_program_goes_on() {
         let (program, workers, mut output) = program("signals");
         signal(&program, number);
         workers.iter().for_each(wait_for_end);
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        assert_eq!(line.trim_end(), format!("stopped by {name}"));
+        assert_eq!(line_of(&mut output), format!("stopped by {name}"));
         let (status, text) = end_of(program);
         assert!(status.success(), "{text}");
         assert_eq!(text, "");
@@ -171,9 +174,7 @@ fn a_program_that_ignores_its_hangup_goes_on_with_a_guard_too() {
     signal(&program, Signal::HUP);
     signal(&program, Signal::TERM);
     workers.iter().for_each(wait_for_end);
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    assert_eq!(line.trim_end(), "stopped by SIGTERM");
+    assert_eq!(line_of(&mut output), "stopped by SIGTERM");
     let (status, text) = end_of(program);
     assert!(status.success(), "{text}");
 }
@@ -202,14 +203,10 @@ pub(crate) fn signals_scene() {
 fn a_second_signal_kills_what_the_first_did_not_stop() {
     let (program, workers, mut output) = program("stubborn");
     signal(&program, Signal::INT);
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    assert_eq!(line.trim_end(), "SIGINT was seen");
+    assert_eq!(line_of(&mut output), "SIGINT was seen");
     signal(&program, Signal::TERM);
     workers.iter().for_each(wait_for_end);
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    assert_eq!(line.trim_end(), "2 came");
+    assert_eq!(line_of(&mut output), "2 came");
     let (status, text) = end_of(program);
     assert!(status.success(), "{text}");
 }
@@ -249,9 +246,7 @@ fn a_guard_that_outlives_or_follows_another_hands_signals_on() {
     let (program, workers, mut output) = program("guards");
     signal(&program, Signal::TERM);
     workers.iter().for_each(wait_for_end);
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    assert_eq!(line.trim_end(), "stopped by SIGTERM");
+    assert_eq!(line_of(&mut output), "stopped by SIGTERM");
     assert!(end_of(program).0.success());
 }
 
