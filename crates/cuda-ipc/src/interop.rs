@@ -16,15 +16,13 @@ use cudarc::driver::{
 use shm_core::tensor::Geometry;
 use shm_core::{Element, Shape};
 
-use crate::awaits::Borrowed;
 use crate::body::Body;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent;
 use crate::shared::SharedDeviceTensor;
 use crate::stream::Stream;
 use crate::tensor::DeviceTensor;
-use crate::used::{self, Used};
+use crate::used::{self, Theirs, Used};
 
 /// A device tensor as cudarc reads it; contiguous. Holds the tensor for as long as it lives.
 pub struct CudarcView<'t, T> {
@@ -68,7 +66,7 @@ impl<'t, T: Element> CudarcView<'t, T> {
         body.stream
             .check()
             .map_err(|error| body.using.place.explain(error))?;
-        let used = Used::new(stream, used::name_of(stream)?)?;
+        let used = Used::new(&Theirs::of(stream)?)?;
         body.using.works_on(&body.stream);
         Ok(Self {
             body,
@@ -85,13 +83,13 @@ impl<'t, T: Element> CudarcView<'t, T> {
         stream: &'a CudaStream,
         writes: bool,
     ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        let used = used::name_of(stream).and_then(|named| {
-            let waited = self.is_waited_for_by(stream, named, writes);
+        let used = Theirs::of(stream).and_then(|theirs| {
+            let waited = self.is_waited_for_by(&theirs, writes);
             if let Err(error) = waited {
                 // cudarc has no other way to be told.
                 tracing::error!(%error, "a stream of cudarc could not be made to wait for a device tensor");
             }
-            self.used.in_stream(stream, named)
+            self.used.in_stream(&theirs)
         });
         let after = match used {
             Ok(used) => used.record_on_drop(stream),
@@ -107,20 +105,20 @@ impl<'t, T: Element> CudarcView<'t, T> {
 impl<T> CudarcView<'_, T> {
     /// What is put into a stream of cudarc from now on waits for the tensor's, and for what was done with the view in others if
     /// this one `writes`, or they may have.
-    fn is_waited_for_by(&self, stream: &CudaStream, named: Borrowed, writes: bool) -> Result<()> {
-        // Of another device, it may be, whose default stream has the same handle.
-        let (device, raw) = (device_of(stream)?, named.raw);
+    fn is_waited_for_by(&self, theirs: &Theirs<'_>, writes: bool) -> Result<()> {
         let all = self.used.all();
-        let mut others = all.filter(|used| used.comes_before(device, named, writes));
-        if raw == lent::PER_THREAD {
+        let mut others = all.filter(|used| used.comes_before(theirs, writes));
+        match &theirs.ours {
+            Some(ours) => {
+                ours.wait_for(&self.body.stream)?;
+                others.try_for_each(|used| used.is_waited_for_by(ours))
+            }
             // Of this thread, which waits itself.
-            others.try_for_each(|used| used.is_waited_for_by(&self.body.stream))?;
-            return self.body.stream.synchronize();
+            None => {
+                others.try_for_each(|used| used.is_waited_for_by(&self.body.stream))?;
+                self.body.stream.synchronize()
+            }
         }
-        // SAFETY: it is used in this call only, for which the stream is borrowed.
-        let theirs = unsafe { Stream::from_raw(device, raw) }?;
-        theirs.wait_for(&self.body.stream)?;
-        others.try_for_each(|used| used.is_waited_for_by(&theirs))
     }
 }
 

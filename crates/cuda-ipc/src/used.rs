@@ -20,6 +20,44 @@ use crate::interop::device_of;
 use crate::lent::PER_THREAD;
 use crate::stream::Stream;
 
+/// A stream of cudarc for as long as it is borrowed, looked up once.
+pub(crate) struct Theirs<'a> {
+    cudarc: &'a CudaStream,
+    pub(crate) device: Device,
+    /// None where it is that of this thread, which is another one in each.
+    pub(crate) ours: Option<Stream>,
+}
+
+impl<'a> Theirs<'a> {
+    pub(crate) fn of(cudarc: &'a CudaStream) -> Result<Self> {
+        let device = device_of(cudarc)?;
+        let ours = match cudarc.cu_stream().addr() {
+            PER_THREAD => None,
+            // SAFETY: it is used only as long as the stream is borrowed.
+            raw => Some(unsafe { Stream::from_raw(device, raw) }?),
+        };
+        Ok(Self {
+            cudarc,
+            device,
+            ours,
+        })
+    }
+
+    /// As the driver calls it.
+    fn name(&self) -> Borrowed {
+        Borrowed {
+            raw: self.cudarc.cu_stream().addr(),
+            id: self.ours.as_ref().and_then(Stream::id),
+        }
+    }
+
+    /// With which other streams it is ordered by the driver: that of a thread takes part as well.
+    fn company(&self) -> Arc<Company> {
+        let ours = self.ours.as_ref().map(Stream::company);
+        ours.unwrap_or_else(|| Company::of_blocking(self.device))
+    }
+}
+
 /// An event behind what was done with a view in one stream of cudarc, and those of other streams.
 pub(crate) struct Used {
     /// The device of the stream, which may be another one than the tensor's.
@@ -34,14 +72,8 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    pub(crate) fn new(stream: &CudaStream, named: Borrowed) -> Result<Self> {
-        let device = device_of(stream)?;
-        // SAFETY: it is used in this call only, for which the stream is borrowed.
-        let company = match unsafe { Stream::from_raw(device, named.raw) } {
-            Ok(theirs) => theirs.company(),
-            // That of this thread takes part as well.
-            Err(_) => Company::of_blocking(device),
-        };
+    pub(crate) fn new(theirs: &Theirs<'_>) -> Result<Self> {
+        let (stream, device) = (theirs.cudarc, theirs.device);
         let recording = recording(device)?;
         let is_same = *recording.context == **stream.context();
         let through = is_same.then(|| {
@@ -54,10 +86,10 @@ impl Used {
         };
         Ok(Self {
             device,
-            stream: named,
+            stream: theirs.name(),
             event: context.new_event(None).map_err(told)?,
             through,
-            company,
+            company: theirs.company(),
             next: OnceLock::new(),
         })
     }
@@ -78,28 +110,27 @@ impl Used {
     }
 
     /// Whether it is of that stream, or may be: of one that had its handle, where the driver does not tell them apart.
-    fn is_of(&self, device: Device, stream: Borrowed) -> bool {
-        self.device == device && self.stream == stream
+    fn is_of(&self, theirs: &Theirs<'_>) -> bool {
+        self.device == theirs.device && self.stream == theirs.name()
     }
 
     /// Whether one is put behind this use that is about to use the view as well. Each that `writes` is, but in the same stream.
     /// Where that may be another one, its use is recorded by the same event, and so comes after.
-    pub(crate) fn comes_before(&self, device: Device, stream: Borrowed, writes: bool) -> bool {
-        match self.is_of(device, stream) {
-            true => stream.id.is_none(),
+    pub(crate) fn comes_before(&self, theirs: &Theirs<'_>, writes: bool) -> bool {
+        match self.is_of(theirs) {
+            true => self.stream.id.is_none(),
             false => writes,
         }
     }
 
     /// That of a stream. One event for all would say nothing of the stream in which it was recorded before.
-    pub(crate) fn in_stream(&self, stream: &CudaStream, named: Borrowed) -> Result<&Self> {
-        let device = device_of(stream)?;
+    pub(crate) fn in_stream(&self, theirs: &Theirs<'_>) -> Result<&Self> {
         let mut used = self;
-        while !used.is_of(device, named) {
+        while !used.is_of(theirs) {
             used = match used.next.get() {
                 Some(next) => next,
                 None => {
-                    let made = Box::new(Self::new(stream, named)?);
+                    let made = Box::new(Self::new(theirs)?);
                     // Another thread may have been faster.
                     used.next.get_or_init(|| made)
                 }
@@ -124,18 +155,6 @@ impl Used {
             None => wait_on_drop(stream),
         }
     }
-}
-
-/// A stream of cudarc, as the driver calls it.
-pub(crate) fn name_of(stream: &CudaStream) -> Result<Borrowed> {
-    let raw = stream.cu_stream().addr();
-    if raw == PER_THREAD {
-        return Ok(Borrowed { raw, id: None });
-    }
-    // SAFETY: it is used in this call only, for which the stream is borrowed.
-    let theirs = unsafe { Stream::from_raw(device_of(stream)?, raw) }?;
-    let id = theirs.id();
-    Ok(Borrowed { raw, id })
 }
 
 /// The thread waits for the stream when the use is over. Not for one that will never go on: nor will what uses the tensor.
