@@ -193,7 +193,8 @@ impl Pipeline {
     }
 
     /// Everything that can be known to be wrong before anything starts. Whether there is room for all slots is looked at where
-    /// this process has its arena already, and by [`start`](Self::start) in any case.
+    /// this process has its arena already, and by [`start`](Self::start) in any case: beside what the arena holds at that
+    /// moment, another pipeline's slots among it.
     ///
     /// # Errors
     /// `Invalid`, naming step, queue group and key; `Arena` for slots that there is no room for, with the bytes that they

@@ -98,7 +98,8 @@ impl Dispositions {
 }
 
 /// Hands SIGINT, SIGTERM and SIGHUP of this program on to its workers, as long as it is kept; made by
-/// [`Signals::forward`]. SIGHUP stays ignored where it is when the program makes its first guard (`nohup`).
+/// [`Signals::forward`]. SIGHUP stays ignored where it is when the program makes its first guard (`nohup`). A program that
+/// takes it for something else, as to read its settings again, has its workers stopped by it all the same.
 ///
 /// Without it a signal does to the program what it always does, which for these three is to end it at once, and its
 /// workers are ended by the system (SIGKILL). That leaves no orphan and prints nothing, and is right for most. A

@@ -17,6 +17,7 @@ mod order_kills;
 mod refused;
 mod returned;
 mod rnb;
+mod room;
 mod scenes;
 mod stages;
 mod told;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     use order_kills::*;
     use refused::*;
     use returned::*;
+    use room::*;
     use told::*;
     use whole::*;
     let tests = tests![
