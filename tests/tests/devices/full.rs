@@ -13,6 +13,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_full_device_takes_the_block_whose_reader_is_done_first,
     threads_that_look_at_a_full_device_at_once_have_a_block_each,
     no_stream_waits_for_a_reader_where_another_block_came_free_meanwhile,
+    a_full_device_gives_out_what_it_has_also_where_a_way_is_to_be_tried_again,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -177,5 +178,15 @@ fn no_stream_waits_for_a_reader_where_another_block_came_free_meanwhile() {
         holder.join().unwrap();
         cuda_ipc::collect();
     }
+    no_memory_is_left(session);
+}
+
+fn a_full_device_gives_out_what_it_has_also_where_a_way_is_to_be_tried_again() {
+    // What the operating system had no room for may be there the next time.
+    let session = with(&Knobs::new().memory(64).fail("cuIpcGetMemHandle", 304, None));
+    let [first, second] = [(); 2].map(|()| Bytes::zeros([32 << 20]).unwrap());
+    drop(first);
+    drop(Bytes::zeros([32 << 20]).unwrap());
+    drop(second);
     no_memory_is_left(session);
 }
