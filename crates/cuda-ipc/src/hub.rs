@@ -32,7 +32,8 @@ fn look() {
     if let Some(hub) = Hub::if_any()
         && check_not_forked().is_ok()
     {
-        crate::numbers::look(hub.has_orphans());
+        let is_asked = crate::ledger::was_asked();
+        crate::numbers::look(is_asked || hub.has_orphans());
         crate::kept::look();
         crate::later::look(hub);
         hub.listen();
