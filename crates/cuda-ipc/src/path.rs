@@ -72,7 +72,7 @@ impl Probe {
 }
 
 /// What a trial answers that failed in a way which may be another one the next time: so often it is tried.
-const TRIALS: u32 = 8;
+pub(crate) const TRIALS: u32 = 8;
 
 /// What the driver says where a device, or this process, cannot do it at all: `INVALID_VALUE`, `INVALID_DEVICE`,
 /// `PEER_ACCESS_UNSUPPORTED`, `NOT_PERMITTED` and `NOT_SUPPORTED`.
@@ -178,16 +178,21 @@ impl Trial {
         let Err(error) = answer else {
             return Ok(Ok(()));
         };
-        let Some(code) = error.code() else {
+        if error.code().is_none() {
             return Err(error);
-        };
-        self.is_final &= LASTING.contains(&code);
+        }
+        self.is_final &= !is_passing(&error);
         Ok(Err(error.to_string()))
     }
 }
 
+/// Whether what the driver said may be another thing the next time.
+pub(crate) fn is_passing(error: &Error) -> bool {
+    error.code().is_some_and(|code| !LASTING.contains(&code))
+}
+
 /// Whether this process can have one more file open.
-fn has_room_for_a_file() -> bool {
+pub(crate) fn has_room_for_a_file() -> bool {
     let opened = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
     !matches!(opened, Err(Errno::MFILE | Errno::NFILE))
 }
