@@ -11,6 +11,7 @@ use crate::support::{no_memory_is_left, with};
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_full_device_takes_the_block_whose_reader_is_done_first,
+    a_full_device_takes_the_blocks_of_readers_that_are_killed,
     threads_that_look_at_a_full_device_at_once_have_a_block_each,
     no_stream_waits_for_a_reader_where_another_block_came_free_meanwhile,
     a_full_device_gives_out_what_it_has_also_where_a_way_is_to_be_tried_again,
@@ -112,6 +113,24 @@ fn a_full_device_takes_the_block_whose_reader_is_done_first() {
         });
         busy.into_iter().for_each(Busy::ends);
     }
+    no_memory_is_left(session);
+}
+
+fn a_full_device_takes_the_blocks_of_readers_that_are_killed() {
+    let session = with(&Knobs::new().memory(64).events_of_the_dead_never_happen());
+    let gate = Gate::Host(Duration::from_secs(60));
+    Options::new().gate(gate).install().unwrap();
+    let mut busy = two_busy_blocks();
+    std::thread::scope(|scope| {
+        let fresh = [(); 2].map(|()| scope.spawn(|| Bytes::zeros([LARGE])));
+        std::thread::sleep(Duration::from_millis(300));
+        for one in &mut busy {
+            one.context.kill();
+            assert!(one.context.join().is_err());
+        }
+        let made = fresh.map(|one| one.join().unwrap());
+        assert!(made.iter().all(Result::is_ok), "{made:?}");
+    });
     no_memory_is_left(session);
 }
 
