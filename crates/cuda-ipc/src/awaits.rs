@@ -345,7 +345,8 @@ impl Awaits {
     }
 
     /// Says how far the stream has come, where nobody else will: of one that has been left alone for a while, so that the
-    /// death of this process is no reason to doubt what it had done long before; of any one where others may wait for the word.
+    /// death of this process is no reason to doubt what it had done long before; of any one, one that is never at rest among them, where others may wait for the
+    /// word.
     fn look_how_far(&self, soon: bool) {
         if self.is_lost() || ledger::is_done(self.number) {
             return;
@@ -359,9 +360,9 @@ impl Awaits {
         let looks = if seen.0 == recorded { seen.1 + 1 } else { 0 };
         *seen = (recorded, looks);
         drop(seen);
-        if looks >= LOOKS {
-            self.with_stream(|raw| self.is_idle(raw).unwrap_or(false));
-        } else if soon && self.has_passed().unwrap_or(false) {
+        let is_idle = || self.with_stream(|raw| self.is_idle(raw).unwrap_or(false));
+        let is_at_rest = looks >= LOOKS && is_idle() == Some(true);
+        if !is_at_rest && soon && self.has_passed().unwrap_or(false) {
             // And where it is now.
             let _ = self.has_passed();
         }

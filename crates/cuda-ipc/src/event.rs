@@ -23,6 +23,7 @@ use crate::driver::{Driver, RawEvent, check_not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{self, malformed, owner_word, station};
 use crate::mark::{EventId, NO_NUMBER};
+use crate::path::{TRIALS, has_room_for_a_file, is_passing};
 use crate::stats::COUNTERS;
 
 /// An event, destroyed with its last holder.
@@ -83,8 +84,8 @@ struct Places {
     /// Of each device, and each stream of this process by its number: as that, but the last record was made in that stream, and
     /// may not have happened. The eldest first.
     own: HashMap<(u32, u8), VecDeque<u16>>,
-    /// Whether it is known that no event can be shared.
-    refused: bool,
+    /// How often it was seen that none can be shared, up to [`TRIALS`].
+    refused: u32,
     /// When blocks that nobody uses were found to have none.
     none_idle: Option<Instant>,
     /// Which have others in their places; the eldest first.
@@ -155,7 +156,10 @@ impl Station {
             return Ok(Some(EventId { index, generation }));
         }
         let index = places.events.len() as u16;
-        if places.refused || index >= self.capacity || device.description().events.is_err() {
+        if places.refused >= TRIALS
+            || index >= self.capacity
+            || device.description().events.is_err()
+        {
             return Ok(None);
         }
         match self.make(ordinal, index, 1) {
@@ -173,7 +177,10 @@ impl Station {
             // The driver said that it could, and cannot: in a container, say.
             Err(error) if matches!(error.code(), Some(1 | 304 | 800 | 801)) => {
                 tracing::warn!(%error, "events cannot be shared; senders wait for the device instead");
-                places.refused = true;
+                places.refused += match is_passing(&error) {
+                    true => u32::from(has_room_for_a_file()),
+                    false => TRIALS,
+                };
                 Ok(None)
             }
             Err(error) => Err(error),

@@ -17,6 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::Station;
 use crate::import::Import;
 use crate::layout::Path;
+use crate::looking::Looking;
 use crate::memory::Memory;
 use crate::options::options;
 use crate::place::{Late, Place};
@@ -31,7 +32,8 @@ fn look() {
     if let Some(hub) = Hub::if_any()
         && check_not_forked().is_ok()
     {
-        crate::numbers::look(hub.has_orphans());
+        let is_asked = crate::ledger::was_asked();
+        crate::numbers::look(is_asked || hub.has_orphans());
         crate::kept::look();
         crate::later::look(hub);
         hub.listen();
@@ -146,57 +148,59 @@ impl Hub {
         let pool = self.pool(device, path);
         let station = self.station()?;
         let mut made = false;
-        // Blocks whose last users are not done yet: left for later.
-        let mut busy = Vec::new();
+        let mut looking = Looking::new(&pool, stride);
         // Once there is no room for more of them: why, and how long one is waited for.
         let mut full: Option<(Error, Patience)> = None;
         let found = loop {
-            let taken = pool.lock().take(stride);
-            let Some(block) = taken else {
-                let Some((_, wait)) = &mut full else {
+            let block = match (looking.take(), &mut full) {
+                (Ok(block), _) => block,
+                (Err(is_any), None) => {
                     match self.make_memory(device, path, (stride, count)) {
                         Ok(memory) => {
                             pool.lock().add(&memory);
                             made = true;
                         }
-                        // Better to wait than to fail.
+                        // Better to wait than to fail. That took its time, so first it is seen what is free by now.
                         Err(error)
-                            if matches!(error.kind(), ErrorKind::OutOfMemory { .. })
-                                && !busy.is_empty() =>
+                            if is_any && matches!(error.kind(), ErrorKind::OutOfMemory { .. }) =>
                         {
                             full = Some((error, Patience::new(PATIENCE)));
+                            looking.put_back();
                         }
                         Err(error) => break Err(error),
                     }
                     continue;
-                };
-                match self.settle_any(&station, &mut busy, stream) {
-                    Ok(None) if !wait.is_over(Instant::now()) => {
-                        std::thread::sleep(Duration::from_millis(1));
-                        continue;
+                }
+                (Err(is_any), Some((_, wait))) => {
+                    match self.settle_any(&station, &mut looking, stream) {
+                        Ok(Some(found)) => break Ok(found),
+                        Ok(None) if is_any && !wait.is_over(Instant::now()) => {
+                            looking.put_back();
+                            std::thread::sleep(GLANCE);
+                        }
+                        Ok(None) => {
+                            if let Some((error, _)) = full {
+                                break Err(error);
+                            }
+                        }
+                        Err(error) => break Err(error),
                     }
-                    Ok(None) => match full {
-                        Some((error, _)) => break Err(error),
-                        None => continue,
-                    },
-                    Ok(Some(found)) => break Ok(found),
-                    Err(second) => break Err(second),
+                    continue;
                 }
             };
             if block.memory.is_stuck(block.index) {
                 Place::Home(block.memory.clone(), station.clone()).give_up(block.index);
                 pool.lock().set_stuck(block);
+                looking.has_given();
                 continue;
             }
             match self.settle(&station, block, stream, Late::IsLeft) {
+                Ok(Err(block)) => looking.leaves(block),
                 Ok(Ok(found)) => break Ok(found),
-                Ok(Err(block)) => busy.push(block),
                 Err(error) => break Err(error),
             }
         };
-        let mut pool = pool.lock();
-        busy.into_iter().for_each(|block| pool.put_back(block));
-        drop(pool);
+        drop(looking);
         let (block, place) = found?;
         COUNTERS.reused.add(u64::from(!made));
         block.memory.keep_open();
@@ -212,29 +216,27 @@ impl Hub {
         imports.values().any(is_orphan)
     }
 
-    /// Makes one of these one's own, whichever can be first, or none for now.
+    /// Makes one of those that were busy one's own, whichever can be first, or none for now.
     fn settle_any(
         &self,
         station: &Arc<Station>,
-        busy: &mut Vec<BlockRef>,
+        looking: &mut Looking<'_>,
         stream: &Stream,
     ) -> Result<Option<(BlockRef, Place)>> {
-        let mut left = Vec::with_capacity(busy.len());
+        let mut left = Vec::new();
         let mut found = Ok(None);
-        while let Some(block) = busy.pop() {
+        while let Some(block) = looking.take_busy() {
             match self.settle(station, block, stream, Late::WaitsFor(GLANCE)) {
                 Ok(Err(block)) => left.push(block),
-                Ok(Ok(one)) => {
-                    found = Ok(Some(one));
-                    break;
-                }
-                Err(error) => {
-                    found = Err(error);
+                other => {
+                    found = other.map(Result::ok);
                     break;
                 }
             }
         }
-        busy.extend(left.into_iter().rev());
+        left.into_iter()
+            .rev()
+            .for_each(|block| looking.leaves(block));
         found
     }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use shm_core::trace::{Hold, Trace};
 
+use crate::driver::check_not_forked;
 use crate::place::Place;
 use crate::token::Token;
 
@@ -61,7 +62,8 @@ pub(crate) fn keep(place: &Place, index: u32, token: &Trace) {
 /// The token of a tensor whose last use has been noted, or is [kept](keep).
 pub(crate) fn let_go(token: Token) {
     // This thread has kept it just before, if anybody has.
-    if EXPECTED.load(Ordering::Relaxed) == 0 {
+    if EXPECTED.load(Ordering::Relaxed) == 0 || check_not_forked().is_err() {
+        // The lock may be held for ever in a fork.
         return;
     }
     let Some(id) = token.id() else { return };

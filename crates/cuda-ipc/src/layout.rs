@@ -81,7 +81,9 @@ pub(crate) mod streams {
     pub(crate) const STUCK: u64 = PID + 1;
     /// A bit for each device that stands still: which one, is made of its UUID, and another device may have the same.
     pub(crate) const STUCK_ON: u64 = STUCK + 1;
-    pub(crate) const WORDS: u64 = STUCK_ON + 1;
+    /// Not 0: somebody waits until it is said how far these streams have come.
+    pub(crate) const ASKED: u64 = STUCK_ON + 1;
+    pub(crate) const WORDS: u64 = ASKED + 1;
 }
 
 /// Which way memory goes to another process.

@@ -14,6 +14,8 @@
 //! - *waits*: which stream waits for which stream of whom, up to which of its records, and since which of its own. So whoever
 //!   waits for the process sees, also when that one is stopped and finds out nothing, that there is somebody dead behind it.
 //!   The list may have too much in it; it has too little only where there is no room, which it says nothing of.
+//! - *asked*: somebody waits until *done* says something, since there is no event that would. The process looks how far its
+//!   streams have come when it sees that, also of those that go on.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -128,6 +130,18 @@ pub(crate) fn set_done(stream: u8, upto: u64) {
     if stream != NO_NUMBER {
         say_done(stream, upto);
     }
+}
+
+/// Asks a process that lives to say how far its streams have come, at its next look; asked again until it has.
+pub(crate) fn ask(book: &Object) {
+    // Relaxed: it says nothing of anything else, and what is said in answer is loaded by `said`.
+    book.word(streams::ASKED).store(1, Ordering::Relaxed);
+}
+
+/// Whether somebody has asked that of this process since the last time.
+pub(crate) fn was_asked() -> bool {
+    let asked = |mine: &Ledger| mine.book.word(streams::ASKED).swap(0, Ordering::Relaxed) != 0;
+    MINE.get().is_some_and(asked)
 }
 
 /// This process ends, and so many records in streams without a number have happened.

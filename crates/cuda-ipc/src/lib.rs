@@ -53,6 +53,7 @@ mod later;
 mod layout;
 mod ledger;
 mod lent;
+mod looking;
 mod mark;
 mod memory;
 #[cfg(test)]

@@ -17,8 +17,7 @@ use crate::ledger::{self, Said};
 use crate::mark::{By, EventId, Mark};
 use crate::place::Place;
 
-/// How long a process that lives may take to say that what it recorded has happened: it looks twice a second where it has such
-/// memory open, and else at a stream that was left alone for two seconds.
+/// How long a process that lives may take to say that what it recorded has happened: it is asked, and looks twice a second.
 pub(crate) const SAID_BY: Duration = Duration::from_secs(10);
 
 impl Place {
@@ -80,6 +79,7 @@ impl Place {
                     ),
                 ));
             }
+            record.book.iter().for_each(|book| ledger::ask(book));
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }

@@ -72,7 +72,7 @@ impl Probe {
 }
 
 /// What a trial answers that failed in a way which may be another one the next time: so often it is tried.
-const TRIALS: u32 = 8;
+pub(crate) const TRIALS: u32 = 8;
 
 /// What the driver says where a device, or this process, cannot do it at all: `INVALID_VALUE`, `INVALID_DEVICE`,
 /// `PEER_ACCESS_UNSUPPORTED`, `NOT_PERMITTED` and `NOT_SUPPORTED`.
@@ -95,11 +95,36 @@ pub(crate) fn probe(driver: &'static dyn Driver, device: Device) -> Result<Probe
     let mut tried = TRIED.lock();
     let tried = tried.get_or_insert_default();
     let ordinal = device.ordinal();
-    let times = match tried.get(&ordinal) {
-        Some(known) if known.times == TRIALS => return Ok(known.probe.clone()),
-        Some(known) => known.times,
-        None => 0,
+    let known = tried.get(&ordinal);
+    if let Some(known) = known.filter(|known| known.times == TRIALS) {
+        return Ok(known.probe.clone());
+    }
+    let times = known.map_or(0, |known| known.times);
+    let made = match (try_it(driver, device), known) {
+        (Ok((probe, true)), _) => Tried {
+            probe,
+            times: TRIALS,
+        },
+        // What a driver answers where this process has no room for a file says nothing of the next time.
+        (Ok((probe, false)), _) => Tried {
+            probe,
+            times: times + u32::from(has_room_for_a_file()),
+        },
+        // A full device has no room for another trial, and what there is can be given out without one.
+        (Err(error), Some(known)) if *error.kind() != ErrorKind::AfterFork => Tried {
+            probe: known.probe.clone(),
+            times: times + 1,
+        },
+        (Err(error), _) => return Err(error),
     };
+    let probe = made.probe.clone();
+    tried.insert(ordinal, made);
+    Ok(probe)
+}
+
+/// Tries it now; and whether another trial would say the same.
+fn try_it(driver: &'static dyn Driver, device: Device) -> Result<(Probe, bool)> {
+    let ordinal = device.ordinal();
     let seen = device.description();
     let mut trial = Trial { is_final: true };
     let handle = match seen.handles {
@@ -138,21 +163,7 @@ pub(crate) fn probe(driver: &'static dyn Driver, device: Device) -> Result<Probe
         descriptor,
         events,
     };
-    let times = match trial.is_final {
-        true => TRIALS,
-        // What a driver answers where this process has no room for a file says nothing of the next time.
-        false if !has_room_for_a_file() => times,
-        false => times + 1,
-    };
-    let known = probe.clone();
-    tried.insert(
-        ordinal,
-        Tried {
-            probe: known,
-            times,
-        },
-    );
-    Ok(probe)
+    Ok((probe, trial.is_final))
 }
 
 /// What the driver answers to one that goes on.
@@ -167,16 +178,21 @@ impl Trial {
         let Err(error) = answer else {
             return Ok(Ok(()));
         };
-        let Some(code) = error.code() else {
+        if error.code().is_none() {
             return Err(error);
-        };
-        self.is_final &= LASTING.contains(&code);
+        }
+        self.is_final &= !is_passing(&error);
         Ok(Err(error.to_string()))
     }
 }
 
+/// Whether what the driver said may be another thing the next time.
+pub(crate) fn is_passing(error: &Error) -> bool {
+    error.code().is_some_and(|code| !LASTING.contains(&code))
+}
+
 /// Whether this process can have one more file open.
-fn has_room_for_a_file() -> bool {
+pub(crate) fn has_room_for_a_file() -> bool {
     let opened = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
     !matches!(opened, Err(Errno::MFILE | Errno::NFILE))
 }

@@ -64,6 +64,8 @@ struct Class {
     live: VecDeque<Live>,
     /// All live ones are looked at when there are so many.
     look_at: usize,
+    /// So many were taken by threads that look whether their last users are done.
+    in_hand: usize,
 }
 
 impl Class {
@@ -102,8 +104,9 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// A block of that size that nobody uses.
-    pub(crate) fn take(&mut self, stride: u64) -> Option<BlockRef> {
+    /// A block of that size that nobody holds, [in hand](Self::in_hand) from now on; or else whether there is one in any hands,
+    /// which may come back.
+    pub(crate) fn take(&mut self, stride: u64) -> Result<BlockRef, bool> {
         let class = self.classes.entry(stride).or_default();
         // A few in any case: what was used last is used again first, with its events and its place in caches.
         class.sweep(if class.free.is_empty() { GLANCES } else { FEW });
@@ -111,7 +114,14 @@ impl Pool {
             class.sweep(usize::MAX);
             class.look_at = class.live.len() * 2;
         }
-        class.free.pop()
+        let taken = class.free.pop();
+        class.in_hand += usize::from(taken.is_some());
+        taken.ok_or(class.in_hand > 0)
+    }
+
+    /// How many blocks of that size are in the hands of those who [look](crate::looking::Looking) for one.
+    pub(crate) fn in_hand(&mut self, stride: u64) -> &mut usize {
+        &mut self.classes.entry(stride).or_default().in_hand
     }
 
     /// Another allocation, with all its blocks free.

@@ -19,7 +19,7 @@ use crate::error::{ErrorKind, Result};
 use crate::hub::Hub;
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
-use crate::token::Token;
+use crate::token::{HeldToken, Token};
 use crate::travel::Lies;
 use crate::using::Use;
 
@@ -204,12 +204,13 @@ impl Copied {
     /// Another handle of the block, if it is still what it was made as, and none of its streams is lost: what is behind that
     /// can be read by nobody, and another copy can.
     fn again(&self, id: CopyId, geometry: Geometry, device: Device) -> Result<Option<Body>> {
-        // First, and so dropped last: who has the block's use here may be its last user.
+        // First, and so dropped last: who has the block's use here may be its last user. In a tensor's hands, for where that
+        // use could not be noted.
         let token = self.origin.upgrade().and_then(|origin| {
             let origin = origin.lock();
             origin.as_ref().and_then(|source| source.token(id))
         });
-        let Some(token) = token else {
+        let Some(token) = token.map(|token| HeldToken::from(Token::Shared(token))) else {
             return Ok(None);
         };
         let using = self.using.upgrade();
@@ -224,7 +225,7 @@ impl Copied {
         using.works_on(&stream);
         Ok(Some(Body {
             using,
-            token: Token::Shared(token).into(),
+            token,
             geometry,
             stream,
         }))

@@ -13,9 +13,12 @@ use integration_tests::{Test, play, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
+use crate::support::no_memory_is_left;
+
 pub(crate) const TESTS: &[Test] = &tests![
     a_call_of_an_origin_that_fails_is_an_error_and_does_no_harm,
     a_call_of_a_consumer_that_fails_is_an_error_and_does_no_harm,
+    an_event_that_could_not_be_shared_for_once_is_none_and_the_next_one_is_shared,
 ];
 pub(crate) const SCENES: &[Test] = &tests![one_call_fails];
 
@@ -164,4 +167,21 @@ fn a_call_of_an_origin_that_fails_is_an_error_and_does_no_harm() {
 
 fn a_call_of_a_consumer_that_fails_is_an_error_and_does_no_harm() {
     fail("consumer", (1..200).step_by(7));
+}
+
+fn an_event_that_could_not_be_shared_for_once_is_none_and_the_next_one_is_shared() {
+    let operating_system = 304;
+    let call = "cuIpcGetEventHandle";
+    // The first is the trial's.
+    let session = Knobs::new().fail(call, operating_system, Some(2)).load();
+    let session = session.unwrap();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    for value in 0..4 {
+        to.put(DeviceTensor::from_slice([100], &[value; 100]).unwrap())
+            .unwrap();
+        assert_eq!(from.get().unwrap().to_vec().unwrap(), [value; 100]);
+    }
+    let stats = cuda_ipc::stats();
+    assert_eq!(stats.host_waits, 1, "{stats:?}");
+    no_memory_is_left(session);
 }

@@ -2,19 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use cuda_emulator::{Driver, Knobs};
-use cuda_ipc::{Device, DeviceTensor, Gate, Options, SharedDeviceTensor, Stream};
+use cuda_ipc::{Device, DeviceTensor, SharedDeviceTensor, Stream};
 use integration_tests::{Test, allow_leaks, resume, see_stopped, stop, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
 use crate::others::piece;
-use crate::support::{machine, no_memory_is_left, with};
+use crate::support::{machine, no_memory_is_left};
 
 pub(crate) const TESTS: &[Test] = &tests![
     who_wraps_memory_does_not_wait_for_other_processes,
     a_process_that_is_stopped_at_any_step_holds_nobody_up_who_does_not_wait_for_it,
-    a_full_device_takes_the_block_whose_reader_is_done_first,
     who_receives_waits_for_a_stopped_origin_no_longer_than_is_said,
 ];
 
@@ -221,64 +219,5 @@ fn who_receives_waits_for_a_stopped_origin_no_longer_than_is_said() {
     drop(all);
     cuda_ipc::collect();
     origin.join().unwrap();
-    no_memory_is_left(session);
-}
-
-/// Has work on what it received that is not done before it is told, when it has let go of it long since.
-fn read_late(
-    _rank: usize,
-    (from, [dropped, go]): (Receiver<Shared>, [Event; 2]),
-) -> tensormp::Result<()> {
-    let tensor = from.get()?;
-    let driver = Driver::loaded();
-    driver.start(0).unwrap();
-    let [side, other] = [(); 2].map(|()| Stream::new(Device::new(0).unwrap()).unwrap());
-    let word = driver.alloc(8).unwrap();
-    driver.fill_async(word, 0, 8, side.as_raw()).unwrap();
-    side.synchronize()?;
-    let equal = 1;
-    driver.wait_value(side.as_raw(), word, 7, equal).unwrap();
-    tensor.read_in(&side)?;
-    drop(tensor);
-    dropped.set();
-    go.wait()?;
-    driver.write_value(other.as_raw(), word, 7, 0).unwrap();
-    side.synchronize()?;
-    driver.free(word).unwrap();
-    Ok(())
-}
-
-fn a_full_device_takes_the_block_whose_reader_is_done_first() {
-    let session = with(&Knobs::new().memory(64));
-    // The thread waits, and not the stream.
-    let gate = Gate::Host(Duration::from_secs(60));
-    Options::new().gate(gate).install().unwrap();
-    for first in [0, 1] {
-        let mut readers = [(); 2].map(|()| {
-            let tensor = Bytes::zeros([24 << 20]).unwrap().freeze();
-            let (to, from) = Queue::bounded(1).unwrap().split();
-            let [dropped, go] = [(); 2].map(|()| Event::new().unwrap());
-            let part = (from, [dropped.clone(), go.clone()]);
-            let context = spawn(read_late, part, 1).unwrap();
-            to.put(tensor.clone()).unwrap();
-            dropped.wait().unwrap();
-            (Some(tensor), go, context)
-        });
-        for (tensor, ..) in &mut readers {
-            *tensor = None;
-        }
-        let go = readers.each_ref().map(|(_, go, _)| go.clone());
-        std::thread::scope(|scope| {
-            let fresh = scope.spawn(|| Bytes::zeros([24 << 20]));
-            // It is looking by then, or finds it done.
-            std::thread::sleep(Duration::from_millis(200));
-            go[first].set();
-            assert!(fresh.join().unwrap().is_ok());
-        });
-        go[1 - first].set();
-        for (_, _, mut context) in readers {
-            context.join().unwrap();
-        }
-    }
     no_memory_is_left(session);
 }

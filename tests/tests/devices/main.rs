@@ -10,6 +10,7 @@ mod crowded;
 mod doctor;
 mod dying;
 mod failing;
+mod full;
 mod given_up;
 mod guards;
 mod held_up;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         slots::TESTS,
         guards::TESTS,
         held_up::TESTS,
+        full::TESTS,
     ];
     integration_tests::main_with_scenes(
         &suites.concat(),

@@ -1,9 +1,12 @@
 //! Tensors of an origin that has ended, in memory that was mapped from its descriptor: its events are gone, and nobody can open
 //! one any more.
 
+use std::time::{Duration, Instant};
+
 use cuda_emulator::{Driver, Knobs, Session};
 use cuda_ipc::{DeviceTensor, ErrorKind, SharedDeviceTensor};
 use integration_tests::{Test, tests};
+use serde::{Deserialize, Serialize};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
@@ -18,6 +21,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     what_is_on_its_way_and_was_not_written_is_an_error_of_its_writer,
     what_has_no_origin_any_more_goes_round_among_those_who_have_it_open,
     what_has_no_origin_any_more_comes_from_a_writer_that_goes_on_in_its_stream,
+    what_has_no_origin_any_more_comes_from_a_writer_that_has_closed_its_memory,
+    what_has_no_origin_any_more_comes_from_a_writer_whose_stream_never_rests,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -268,35 +273,113 @@ fn what_has_no_origin_any_more_goes_round_among_those_who_have_it_open() {
     no_memory_is_left(session);
 }
 
+/// Makes three tensors of one allocation.
+fn make(_rank: usize, (to_me, to_other): (Sender<Bytes>, Sender<Bytes>)) -> tensormp::Result<()> {
+    to_me.put(Bytes::zeros([100])?)?;
+    for _ in 0..2 {
+        to_other.put(Bytes::zeros([100])?)?;
+    }
+    std::thread::sleep(Duration::from_secs(60));
+    Ok(())
+}
+
+/// Writes one of two while their origin is there, and sends it back.
+type Writing = (Receiver<Bytes>, Sender<Bytes>, [Event; 2]);
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+enum Then {
+    Sends,
+    Closes,
+    Works,
+}
+
+/// Sends others by the same stream after that, until it is told to end.
+fn write_and_send((from, back, [sent, end]): Writing) -> tensormp::Result<()> {
+    let (mut second, _held) = (from.get()?, from.get()?);
+    second.copy_from(&DeviceTensor::from_slice([100], &[5; 100])?)?;
+    back.put(second)?;
+    send_others(&sent, &end)
+}
+
+/// As that, and has nothing of the memory open any more.
+fn write_and_close((from, back, [sent, end]): Writing) -> tensormp::Result<()> {
+    let (mut second, held) = (from.get()?, from.get()?);
+    second.copy_from(&DeviceTensor::from_slice([100], &[5; 100])?)?;
+    back.put(second)?;
+    drop(held);
+    while cuda_ipc::stats().imports > 0 {
+        cuda_ipc::collect();
+    }
+    send_others(&sent, &end)
+}
+
+fn send_others(sent: &Event, end: &Event) -> tensormp::Result<()> {
+    let (to, own) = Queue::bounded(1)?.split();
+    let mut other = Bytes::zeros([100])?;
+    sent.set();
+    while !end.is_set() {
+        to.put(other)?;
+        other = own.get()?;
+    }
+    Ok(())
+}
+
+/// Its stream always has something to do after that, of which nobody else is told.
+fn write_and_work((from, back, [sent, end]): Writing) -> tensormp::Result<()> {
+    let (mut second, _held) = (from.get()?, from.get()?);
+    second.copy_from(&DeviceTensor::from_slice([100], &[5; 100])?)?;
+    let stream = second.stream().clone();
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let side = driver.stream(1).unwrap();
+    let word = driver.alloc(8).unwrap();
+    driver.fill_async(word, 0, 8, side).unwrap();
+    driver.synchronize_stream(side).unwrap();
+    back.put(second)?;
+    let at_least = 0;
+    let waits_for = |turn| driver.wait_value(stream.as_raw(), word, turn, at_least);
+    let begun = Instant::now();
+    let mut turn = 1;
+    waits_for(turn).unwrap();
+    while !end.is_set() {
+        waits_for(turn + 1).unwrap();
+        driver.write_value(side, word, turn, 0).unwrap();
+        turn += 1;
+        // It has sent nothing else for a while.
+        if begun.elapsed() > Duration::from_secs(3) {
+            sent.set();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    driver.write_value(side, word, turn, 0).unwrap();
+    stream.synchronize()?;
+    driver.synchronize_stream(side).unwrap();
+    driver.destroy_stream(side).unwrap();
+    driver.free(word).unwrap();
+    Ok(())
+}
+
 fn what_has_no_origin_any_more_comes_from_a_writer_that_goes_on_in_its_stream() {
-    fn make(
-        _rank: usize,
-        (to_me, to_other): (Sender<Bytes>, Sender<Bytes>),
-    ) -> tensormp::Result<()> {
-        to_me.put(Bytes::zeros([100])?)?;
-        for _ in 0..2 {
-            to_other.put(Bytes::zeros([100])?)?;
-        }
-        std::thread::sleep(std::time::Duration::from_secs(60));
-        Ok(())
+    comes_from_a_writer_that(Then::Sends);
+}
+
+fn what_has_no_origin_any_more_comes_from_a_writer_that_has_closed_its_memory() {
+    comes_from_a_writer_that(Then::Closes);
+}
+
+fn what_has_no_origin_any_more_comes_from_a_writer_whose_stream_never_rests() {
+    comes_from_a_writer_that(Then::Works);
+}
+
+fn write(_rank: usize, (then, writing): (Then, Writing)) -> tensormp::Result<()> {
+    match then {
+        Then::Sends => write_and_send(writing),
+        Then::Closes => write_and_close(writing),
+        Then::Works => write_and_work(writing),
     }
-    /// Writes it while its origin is there, and then sends others by the same stream, until it is told to end.
-    fn write(
-        _rank: usize,
-        (from, back, [sent, end]): (Receiver<Bytes>, Sender<Bytes>, [Event; 2]),
-    ) -> tensormp::Result<()> {
-        let (mut second, _held) = (from.get()?, from.get()?);
-        second.copy_from(&DeviceTensor::from_slice([100], &[5; 100])?)?;
-        let (to, own) = Queue::bounded(1)?.split();
-        let mut other = Bytes::zeros([100])?;
-        back.put(second)?;
-        sent.set();
-        while !end.is_set() {
-            to.put(other)?;
-            other = own.get()?;
-        }
-        Ok(())
-    }
+}
+
+fn comes_from_a_writer_that(then: Then) {
     // As from a driver where the event of one that has ended can't be opened, though another process has it open.
     let session = with(&Knobs::new().fail("cuIpcOpenEventHandle", 1, Some(2)));
     let (to_me, for_me) = Queue::bounded(1).unwrap().split();
@@ -307,7 +390,7 @@ fn what_has_no_origin_any_more_comes_from_a_writer_that_goes_on_in_its_stream() 
     let mut writer = builder()
         .env("CUDA_EMULATOR_FAIL", "")
         .apart()
-        .spawn(write, part, 1)
+        .spawn(write, (then, part), 1)
         .unwrap();
     let origin = builder()
         .env("CUDA_EMULATOR_FAIL", "")
