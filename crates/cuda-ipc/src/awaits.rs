@@ -345,8 +345,8 @@ impl Awaits {
     }
 
     /// Says how far the stream has come, where nobody else will: of one that has been left alone for a while, so that the
-    /// death of this process is no reason to doubt what it had done long before; of any one, one that is never at rest among them, where others may wait for the
-    /// word.
+    /// death of this process is no reason to doubt what it had done long before; of any one, also one that is never at rest,
+    /// where others may wait for the word.
     fn look_how_far(&self, soon: bool) {
         if self.is_lost() || ledger::is_done(self.number) {
             return;
