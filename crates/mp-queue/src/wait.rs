@@ -109,7 +109,7 @@ impl Deadline {
         self == Self::Now
     }
 
-    fn left(self) -> Option<Duration> {
+    pub(crate) fn left(self) -> Option<Duration> {
         match self {
             Self::Now => Some(Duration::ZERO),
             Self::At(at) => Some(at.saturating_duration_since(Instant::now())),

@@ -30,7 +30,7 @@ impl Channel {
     }
 
     /// Why nobody is left on side `end`. Where a supervisor is about to say why, it is given a moment, except by who must
-    /// not wait at all.
+    /// not wait at all. Who waits for a time gives it that moment at most beyond it.
     #[cold]
     pub fn why_gone(&self, end: u64, doing: &str, deadline: Deadline) -> Error {
         if let Some(error) = self.said(doing) {
@@ -41,8 +41,11 @@ impl Channel {
                 .departed(end, doing)
                 .unwrap_or_else(|| self.nothing_said(end, doing));
         }
+        let after_a_death = deadline
+            .left()
+            .map_or(DEATH_PATIENCE, |left| left.min(DEATH_PATIENCE));
         // What is known about a death may come to be known only during the first wait.
-        for patience in [CAUSE_PATIENCE, DEATH_PATIENCE] {
+        for patience in [CAUSE_PATIENCE, after_a_death] {
             if !self.is_worth_waiting(patience) {
                 break;
             }
