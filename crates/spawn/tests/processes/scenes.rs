@@ -41,6 +41,10 @@ pub(crate) fn tests() -> Vec<Trial> {
 
 /// Runs the program of a scene.
 pub(crate) fn play(name: &str) -> ExitCode {
+    // A shell has what it runs in the background ignore these, and so has whatever starts the tests there.
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+        support::heed_signal(signal);
+    }
     match name {
         "arena" => arena::arena_scene(),
         "hello" => entry::hello_scene(),

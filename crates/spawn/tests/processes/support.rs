@@ -242,8 +242,18 @@ pub(crate) fn set_environment(name: &str, value: Option<&str>) {
 
 /// Makes this process ignore a signal.
 pub(crate) fn ignore_signal(signal: i32) {
-    // SAFETY: SIG_IGN runs no code of ours, so no handler can do what a handler must not.
-    let before = unsafe { libc::signal(signal, libc::SIG_IGN) };
+    set_signal(signal, libc::SIG_IGN);
+}
+
+/// Makes a signal do what it does to a program that was started in a terminal.
+pub(crate) fn heed_signal(signal: i32) {
+    set_signal(signal, libc::SIG_DFL);
+}
+
+fn set_signal(signal: i32, action: libc::sighandler_t) {
+    assert!([libc::SIG_IGN, libc::SIG_DFL].contains(&action));
+    // SAFETY: neither runs code of ours, so no handler can do what a handler must not.
+    let before = unsafe { libc::signal(signal, action) };
     assert_ne!(before, libc::SIG_ERR);
 }
 
