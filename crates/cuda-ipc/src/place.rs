@@ -373,7 +373,7 @@ impl Place {
                     continue;
                 }
                 Mark::Claimed(id, _) => {
-                    self.forget(index, word, id)?;
+                    self.forget(index, word, id);
                     continue;
                 }
                 // Which may be taken for something else meanwhile.
@@ -395,7 +395,7 @@ impl Place {
                             Mark::Recorded(..) if matches!(self, Self::Away(_)) => {
                                 self.pass_to_origin(index, word, id);
                             }
-                            _ => self.forget(index, word, id)?,
+                            _ => self.forget(index, word, id),
                         }
                         continue;
                     }
@@ -450,17 +450,16 @@ impl Place {
 
     /// An event that its recorder may not have recorded, or that may never happen, gives way to another. Its work went with
     /// its process: the driver ends what a dead process had on a device before the process is seen as dead.
-    fn forget(&self, index: u32, word: u64, id: EventId) -> Result<()> {
+    fn forget(&self, index: u32, word: u64, id: EventId) {
         let mark = match self {
-            Self::Home(_, station) => {
+            Self::Home(_, station) => station.give_way(id).map_or(Mark::None, |id| {
                 COUNTERS.events_replaced.add(1);
-                Mark::Bound(station.replace(id)?)
-            }
+                Mark::Bound(id)
+            }),
             // Not ours to replace. Nobody was told of a record, so nobody waits for it.
             Self::Away(_) => Mark::Bound(id),
         };
         self.set(index, word, mark);
-        Ok(())
     }
 
     /// The events that are bound to a block go back to the station; whether there were any. The origin calls it, of a block
