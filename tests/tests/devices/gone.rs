@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use cuda_emulator::Driver;
-use cuda_ipc::{DeviceTensor, SharedDeviceTensor};
+use cuda_ipc::{Device, DeviceTensor, SharedDeviceTensor, Stream};
 use integration_tests::{Test, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
@@ -15,6 +15,7 @@ use crate::support::{machine, no_memory_is_left};
 pub(crate) const TESTS: &[Test] = &tests![
     what_is_on_its_way_comes_though_its_stream_went_while_one_was_waited_for_and_one_came_to_wait,
     what_is_on_its_way_comes_though_its_stream_went_while_another_one_was_made_to_wait,
+    what_is_on_its_way_comes_though_its_stream_had_no_number_and_went,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -99,4 +100,51 @@ fn what_is_on_its_way_comes_though_its_stream_went_while_one_was_waited_for_and_
 
 fn what_is_on_its_way_comes_though_its_stream_went_while_another_one_was_made_to_wait() {
     comes(false);
+}
+
+/// There are so many streams that marks have no number for one more.
+fn what_is_on_its_way_comes_though_its_stream_had_no_number_and_went() {
+    fn send(
+        _rank: usize,
+        (to, [held, goes]): (Sender<Shared>, [Event; 2]),
+    ) -> tensormp::Result<()> {
+        let device = Device::new(0)?;
+        let _many: Vec<_> = (0..255).map(|_| Stream::new(device).unwrap()).collect();
+        let driver = Driver::loaded();
+        driver.start(0).unwrap();
+        let raw = driver.stream(1).unwrap();
+        let source = DeviceTensor::from_slice_on(&lent(raw), [100], &[8; 100])?;
+        let mut tensor = Bytes::zeros_on(&lent(raw), [100])?;
+        to.put(Bytes::zeros([100])?.freeze())?;
+        held.wait()?;
+        tensor.copy_from(&source)?;
+        to.put(tensor.freeze())?;
+        drop(source);
+        driver.destroy_stream(raw).unwrap();
+        // Those of which nothing comes any more are forgotten.
+        drop(Stream::new(device)?);
+        goes.set();
+        Ok(())
+    }
+    let session = machine();
+    let (to, from) = Queue::bounded(4).unwrap().split();
+    let [held, goes] = [(); 2].map(|()| Event::new().unwrap());
+    let context = builder().env("TENSORMP_CUDA_PATH", "descriptor");
+    let mut context = context
+        .spawn(send, (to, [held.clone(), goes.clone()]), 1)
+        .unwrap();
+    let first = from.get().unwrap();
+    assert_eq!(first.to_vec().unwrap(), [0; 100]);
+    session.hold();
+    held.set();
+    goes.wait().unwrap();
+    // It would have ended by then, if it waited for nothing.
+    std::thread::sleep(Duration::from_millis(500));
+    session.let_go();
+    context.join().unwrap();
+    assert_eq!(session.live().processes, 1);
+    assert_eq!(from.get().unwrap().to_vec().unwrap(), [8; 100]);
+    drop(first);
+    cuda_ipc::collect();
+    no_memory_is_left(session);
 }
