@@ -228,6 +228,14 @@ impl Awaits {
         self.passing.lock().upto.is_none()
     }
 
+    /// Whether nothing is left to do in the stream, as is seen without waiting.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_idle = self.with_stream(|raw| self.is_idle(raw).unwrap_or(false));
+        // Whoever lets go of it says where it is before there is no handle any more.
+        let is_gone = || self.handles.load(Ordering::Acquire) == 0 && self.has_come_to_its_mark();
+        !self.is_lost() && is_idle.unwrap_or_else(is_gone)
+    }
+
     /// Whether it is known that it will never go on.
     pub(crate) fn is_lost(&self) -> bool {
         self.company.is_lost()

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use cuda_emulator::{Driver, Knobs, Session};
-use cuda_ipc::{DeviceTensor, ErrorKind, SharedDeviceTensor};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, SharedDeviceTensor, Stream};
 use integration_tests::{Test, tests};
 use serde::{Deserialize, Serialize};
 use tensormp::prelude::*;
@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     what_has_no_origin_any_more_comes_from_a_writer_that_goes_on_in_its_stream,
     what_has_no_origin_any_more_comes_from_a_writer_that_has_closed_its_memory,
     what_has_no_origin_any_more_comes_from_a_writer_whose_stream_never_rests,
+    what_has_no_origin_any_more_comes_from_a_writer_whose_stream_has_no_number,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -291,6 +292,7 @@ enum Then {
     Sends,
     Closes,
     Works,
+    HasMany,
 }
 
 /// Sends others by the same stream after that, until it is told to end.
@@ -359,6 +361,20 @@ fn write_and_work((from, back, [sent, end]): Writing) -> tensormp::Result<()> {
     Ok(())
 }
 
+/// Has so many streams that marks have no number for the one in which it writes.
+fn write_unnumbered((from, back, [sent, end]): Writing) -> tensormp::Result<()> {
+    let device = Device::new(0)?;
+    let many = (0..255).map(|_| Stream::new(device));
+    let _many = many.collect::<Result<Vec<_>, _>>()?;
+    let stream = Stream::new(device)?;
+    let mut second = stream.scope(|| from.get())?;
+    second.copy_from(&DeviceTensor::from_slice([100], &[5; 100])?)?;
+    back.put(second)?;
+    sent.set();
+    end.wait()?;
+    Ok(())
+}
+
 fn what_has_no_origin_any_more_comes_from_a_writer_that_goes_on_in_its_stream() {
     comes_from_a_writer_that(Then::Sends);
 }
@@ -371,11 +387,16 @@ fn what_has_no_origin_any_more_comes_from_a_writer_whose_stream_never_rests() {
     comes_from_a_writer_that(Then::Works);
 }
 
+fn what_has_no_origin_any_more_comes_from_a_writer_whose_stream_has_no_number() {
+    comes_from_a_writer_that(Then::HasMany);
+}
+
 fn write(_rank: usize, (then, writing): (Then, Writing)) -> tensormp::Result<()> {
     match then {
         Then::Sends => write_and_send(writing),
         Then::Closes => write_and_close(writing),
         Then::Works => write_and_work(writing),
+        Then::HasMany => write_unnumbered(writing),
     }
 }
 
