@@ -153,15 +153,12 @@ impl Place {
 
     /// Says that what is in `stream` so far wrote the block. Only the one writer calls it.
     pub(crate) fn publish(&self, index: u32, stream: &Stream) -> Result<()> {
-        // Of an origin that has ended, who receives it may not be able to open one.
-        let own = if self.is_orphaned() {
-            None
-        } else {
-            self.own_event(index)
-        };
-        match own {
-            Some(id) => {
-                let event = self.event(id)?;
+        // Of an origin that has ended, who receives it may not be able to open one; nor may this process, before that is buried.
+        let is_orphaned = self.is_orphaned();
+        let own = (!is_orphaned).then(|| self.own_event(index)).flatten();
+        let event = own.map(|id| self.event_if_any(id)).transpose()?;
+        match own.zip(event.flatten()) {
+            Some((id, event)) => {
                 self.claim_ready(index, id);
                 let by = self.record(stream, &event)?;
                 shm_core::failpoint!("device.ready.recorded");

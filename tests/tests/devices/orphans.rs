@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cuda_emulator::{Driver, Knobs, Session};
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, SharedDeviceTensor, Stream};
-use integration_tests::{Test, tests};
+use integration_tests::{Test, kill, pidfd, tests, wait_for_end};
 use serde::{Deserialize, Serialize};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
@@ -24,6 +24,7 @@ pub(crate) const TESTS: &[Test] = &tests![
     what_has_no_origin_any_more_comes_from_a_writer_that_has_closed_its_memory,
     what_has_no_origin_any_more_comes_from_a_writer_whose_stream_never_rests,
     what_has_no_origin_any_more_comes_from_a_writer_whose_stream_has_no_number,
+    what_has_no_origin_any_more_is_sent_on_before_that_one_is_buried,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -429,5 +430,46 @@ fn comes_from_a_writer_that(then: Then) {
     writer.join().unwrap();
     drop((first, second));
     cuda_ipc::collect();
+    no_memory_is_left(session);
+}
+
+/// Its tensors were written together, so that nobody has opened the events that each of them has for itself.
+fn what_has_no_origin_any_more_is_sent_on_before_that_one_is_buried() {
+    fn send(_rank: usize, to: Sender<Vec<Bytes>>) -> tensormp::Result<()> {
+        for _ in 0..10 {
+            to.put(vec![Bytes::zeros([100])?, Bytes::zeros([100])?])?;
+        }
+        std::thread::sleep(Duration::from_secs(60));
+        Ok(())
+    }
+    let session = machine();
+    for together in [false, true] {
+        let (to, from) = Queue::bounded(10).unwrap().split();
+        let context = builder().env("TENSORMP_CUDA_PATH", "descriptor");
+        let mut context = context.spawn(send, to, 1).unwrap();
+        let all: Vec<Vec<Bytes>> = (0..10).map(|_| from.get().unwrap()).collect();
+        for one in all.iter().flatten() {
+            assert_eq!(one.to_vec().unwrap(), [0; 100]);
+        }
+        let pid = context.pids()[0];
+        let end = pidfd(pid);
+        kill(pid);
+        wait_for_end(&end);
+        assert_eq!(session.live().processes, 1);
+        let (to, back) = Queue::bounded(20).unwrap().split();
+        for mut tensors in all {
+            tensors.iter_mut().for_each(|one| one.clear().unwrap());
+            match together {
+                true => to.put(tensors).unwrap(),
+                false => tensors
+                    .into_iter()
+                    .for_each(|one| to.put(vec![one]).unwrap()),
+            }
+        }
+        drop(to);
+        assert_eq!(back.iter().flatten().count(), 20);
+        assert!(context.join().is_err());
+        cuda_ipc::collect();
+    }
     no_memory_is_left(session);
 }
