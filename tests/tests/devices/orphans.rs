@@ -185,6 +185,8 @@ fn what_is_on_its_way_comes_though_its_stream_went_while_another_one_was_waited_
     goes.wait().unwrap();
     session.let_go();
     context.join().unwrap();
+    // The driver has taken back all that it had.
+    assert_eq!(session.live().processes, 1);
     for _ in 0..2 {
         assert_eq!(from.get().unwrap().to_vec().unwrap(), [0; 100]);
     }
