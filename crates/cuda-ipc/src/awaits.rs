@@ -216,7 +216,24 @@ impl Awaits {
         self.handles.load(Ordering::Acquire) == 0
             && !self.is_lost()
             && self.count() == 0
-            && (self.number == NO_NUMBER || ledger::is_done(self.number))
+            && match self.number {
+                NO_NUMBER => self.has_come_to_its_mark(),
+                number => ledger::is_done(number),
+            }
+    }
+
+    /// Whether nothing is left of what was in the stream when a handle of it went: of one without a number no ledger says so.
+    fn has_come_to_its_mark(&self) -> bool {
+        let _ = self.has_passed();
+        self.passing.lock().upto.is_none()
+    }
+
+    /// Whether nothing is left to do in the stream, as is seen without waiting.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_idle = self.with_stream(|raw| self.is_idle(raw).unwrap_or(false));
+        // Whoever lets go of it says where it is before there is no handle any more.
+        let is_gone = || self.handles.load(Ordering::Acquire) == 0 && self.has_come_to_its_mark();
+        !self.is_lost() && is_idle.unwrap_or_else(is_gone)
     }
 
     /// Whether it is known that it will never go on.

@@ -125,9 +125,10 @@ impl Company {
         wait()
     }
 
-    /// Nothing is being added as long as it is held; none if somebody does.
+    /// Nothing is being added as long as it is held; none if somebody does. Who is about to, and waits for a thread that waits for
+    /// one of the streams, does not yet: that may take as long as the streams have something to do.
     pub(crate) fn try_hold_shared(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        self.calm.try_read()
+        self.calm.try_read_recursive()
     }
 
     /// What the streams wait for.

@@ -272,7 +272,7 @@ impl Station {
                 continue;
             }
             let id = if self.has_happened(joint.id) {
-                Ok(joint.id)
+                Some(joint.id)
             } else if !joint
                 .late
                 .get_or_insert(Patience::new_at(LATE, now))
@@ -282,7 +282,7 @@ impl Station {
                 continue;
             } else {
                 // Whoever recorded it is dead, it may be, and then it never happens.
-                self.replace(joint.id)
+                self.give_way(joint.id)
             };
             self.free_again(id);
         }
@@ -305,22 +305,30 @@ impl Station {
         drop(places);
         for id in &lost {
             self.free_again(match self.has_happened(*id) {
-                true => Ok(*id),
-                false => self.replace(*id),
+                true => Some(*id),
+                false => self.give_way(*id),
             });
         }
         !lost.is_empty()
     }
 
-    fn free_again(&self, id: Result<EventId>) {
-        match id {
-            Ok(id) => self.places.lock().set_free(id.index),
-            Err(error) => tracing::warn!(%error, "an event is of no use any more"),
-        }
+    fn free_again(&self, id: Option<EventId>) {
+        let mut places = self.places.lock();
+        id.into_iter().for_each(|id| places.set_free(id.index));
     }
 
-    /// Another event in place of one that may never happen, since whoever recorded it is dead.
-    pub(crate) fn replace(&self, id: EventId) -> Result<EventId> {
+    /// Another event in place of one that may never happen, since whoever recorded it is dead; none where the driver has none now.
+    /// Then it is seen to later.
+    pub(crate) fn give_way(&self, id: EventId) -> Option<EventId> {
+        let replaced = self.replace(id);
+        if let Err(error) = &replaced {
+            tracing::warn!(%error, "there is no event now in place of one that may never happen");
+            self.give_back(id);
+        }
+        replaced.ok()
+    }
+
+    fn replace(&self, id: EventId) -> Result<EventId> {
         let mut places = self.places.lock();
         let place = places
             .events

@@ -18,7 +18,7 @@ use crate::hub::Hub;
 use crate::later::What;
 use crate::layout::{Described, Path, malformed, memory};
 use crate::ledger::{self, Book};
-use crate::moment::Work;
+use crate::moment::{After, Work};
 use crate::silence::SLICE;
 use crate::stats::COUNTERS;
 use crate::stream::Stream;
@@ -218,7 +218,8 @@ impl Import {
     pub(crate) fn used_by(&self, streams: &[Stream]) {
         // The driver waits for them when it closes what was opened by handle.
         if self.path == Path::Descriptor {
-            self.worked.lock().note(streams);
+            let worked = After::all_of(streams);
+            self.worked.lock().note(worked);
         }
     }
 

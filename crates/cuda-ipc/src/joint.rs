@@ -147,7 +147,10 @@ fn publish_alone(leaving: &Leaving) -> Result<()> {
 /// *Ready* of those that have room for it, with one event; the others are left.
 fn say_jointly(group: &mut SmallVec<[&Leaving; 1]>, id: EventId) -> Result<()> {
     let first = group[0];
-    let event = first.using.place.event(id)?;
+    let Some(event) = first.using.place.event_if_any(id)? else {
+        // It went with its origin just now: each says for itself that it is done.
+        return Ok(());
+    };
     let by = first.using.place.record(&first.stream, &event)?;
     shm_core::failpoint!("device.joint.recorded");
     let mut left = SmallVec::new();

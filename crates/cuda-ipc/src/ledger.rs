@@ -144,7 +144,7 @@ pub(crate) fn was_asked() -> bool {
     MINE.get().is_some_and(asked)
 }
 
-/// This process ends, and so many records in streams without a number have happened.
+/// The first so many records in streams without a number have happened, whichever these are.
 pub(crate) fn set_all_done(upto: u64) {
     say_done(NO_NUMBER, upto);
 }

@@ -300,13 +300,15 @@ impl Memory {
         let is_elsewhere = |stream: &Stream| stream.device() != self.device;
         let is_mapped = self.path == Path::Descriptor;
         if is_mapped || self.is_wrapped() || streams.iter().any(is_elsewhere) {
-            self.worked.lock().note(&streams);
+            let worked = After::all_of(&streams);
+            self.worked.lock().note(worked);
         }
+        let all = After::all_of(&streams);
         if let Some(after) = self.after.lock().get_mut(index as usize) {
-            for stream in &streams {
-                match after.iter_mut().find(|known| known.is_of(stream)) {
-                    Some(known) => *known = After::of(stream),
-                    None => after.push(After::of(stream)),
+            for last in all {
+                match after.iter_mut().find(|known| known.is_of_that_of(&last)) {
+                    Some(known) => *known = last,
+                    None => after.push(last),
                 }
             }
         }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::awaits::Awaits;
 use crate::driver::{Driver, RawEvent, check_not_forked};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
 
 /// A point in the work of a [`Stream`]: whether everything that was put in before is done can be asked, without waiting.
@@ -56,30 +58,50 @@ impl Moment {
 #[derive(Debug)]
 pub(crate) struct Past {
     driver: &'static dyn Driver,
+    /// None where there is none to be had.
     event: Option<RawEvent>,
     awaits: Arc<Awaits>,
+    /// Without an event: whether it was waited for.
+    was_waited_for: bool,
 }
 
 impl Past {
-    fn of(stream: &Stream) -> Result<Self> {
-        let driver = stream.driver();
-        let event = driver.new_event(stream.device().ordinal(), false)?;
-        let past = Self {
-            driver,
-            event: Some(event),
+    /// Waits for the stream where there is no event.
+    fn of(stream: &Stream) -> Self {
+        let mut past = Self {
+            driver: stream.driver(),
+            event: None,
             awaits: stream.awaits().clone(),
+            was_waited_for: false,
         };
-        past.event
-            .iter()
-            .try_for_each(|event| driver.record(event, stream.raw()?))?;
-        Ok(past)
+        if let Err(error) = past.record(stream) {
+            tracing::warn!(%error, "a thread waits for a stream, since no event can be made");
+            past.was_waited_for = stream.synchronize().is_ok();
+        }
+        past
+    }
+
+    fn record(&mut self, stream: &Stream) -> Result<()> {
+        let event = self.driver.new_event(stream.device().ordinal(), false)?;
+        let recorded = stream.raw().and_then(|raw| self.driver.record(&event, raw));
+        match recorded {
+            Ok(()) => self.event = Some(event),
+            Err(_) => self.driver.drop_event(event)?,
+        }
+        recorded
     }
 
     fn has_passed(&self) -> Result<bool> {
-        let mut event = self.event.iter();
-        event.try_fold(true, |all, event| {
-            Ok(all && self.driver.has_happened(event)?)
-        })
+        match &self.event {
+            Some(event) => self.driver.has_happened(event),
+            None => Ok(self.was_waited_for),
+        }
+    }
+
+    /// Whether it will never come to its end, as far as anybody can tell.
+    fn is_stuck(&self) -> bool {
+        let may_come = self.event.is_some() && self.awaits.check().is_ok();
+        !may_come && !self.has_passed().unwrap_or(false)
     }
 }
 
@@ -93,6 +115,14 @@ impl Drop for Past {
     }
 }
 
+#[cold]
+fn unknown() -> Error {
+    Error::new(
+        ErrorKind::WriterGone,
+        "work in a stream that somebody else made could not be waited for, and no event tells when it is done",
+    )
+}
+
 /// What a stream has done so far, for who comes after it.
 #[derive(Debug)]
 pub(crate) enum After {
@@ -102,19 +132,28 @@ pub(crate) enum After {
 }
 
 impl After {
-    pub(crate) fn of(stream: &Stream) -> Self {
-        let may_go = stream.is_lent() && stream.as_raw() != 0;
-        let past = may_go.then(|| Past::of(stream).ok()).flatten();
-        // Without an event there is only the stream itself.
-        past.map_or_else(|| Self::Stream(stream.clone()), Self::Past)
+    /// Of each of these; where there is no event, it is waited for.
+    pub(crate) fn all_of(streams: &[Stream]) -> SmallVec<[Self; 2]> {
+        streams.iter().map(Self::of).collect()
+    }
+
+    fn of(stream: &Stream) -> Self {
+        match stream.is_lent() && stream.as_raw() != 0 {
+            true => Self::Past(Past::of(stream)),
+            false => Self::Stream(stream.clone()),
+        }
+    }
+
+    fn awaits(&self) -> &Arc<Awaits> {
+        match self {
+            Self::Stream(stream) => stream.awaits(),
+            Self::Past(past) => &past.awaits,
+        }
     }
 
     /// Whether both are of one stream.
-    pub(crate) fn is_of(&self, stream: &Stream) -> bool {
-        match self {
-            Self::Stream(known) => known.same(stream),
-            Self::Past(past) => Arc::ptr_eq(&past.awaits, stream.awaits()),
-        }
+    pub(crate) fn is_of_that_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.awaits(), other.awaits())
     }
 
     /// What is put into `stream` from now on comes after it.
@@ -126,8 +165,10 @@ impl After {
                 if past.has_passed()? {
                     return Ok(());
                 }
-                let mut event = past.event.iter();
-                event.try_for_each(|event| stream.wait_for_recorded(event, &past.awaits))
+                match &past.event {
+                    Some(event) => stream.wait_for_recorded(event, &past.awaits),
+                    None => past.awaits.check().and_then(|()| Err(unknown())),
+                }
             }
         }
     }
@@ -136,7 +177,7 @@ impl After {
     pub(crate) fn is_stuck(&self) -> bool {
         match self {
             Self::Stream(known) => known.is_stuck(),
-            Self::Past(past) => past.awaits.check().is_err() && !past.has_passed().unwrap_or(false),
+            Self::Past(past) => past.is_stuck(),
         }
     }
 }
@@ -150,12 +191,12 @@ const REMEMBERED: usize = 8;
 
 impl Work {
     /// These have, up to now.
-    pub(crate) fn note(&mut self, streams: &[Stream]) {
-        for stream in streams {
-            let worked = (After::of(stream), None);
-            match self.0.iter_mut().find(|(known, _)| known.is_of(stream)) {
-                Some(known) => *known = worked,
-                None => self.0.push(worked),
+    pub(crate) fn note(&mut self, all: SmallVec<[After; 2]>) {
+        for after in all {
+            let mut known = self.0.iter_mut();
+            match known.find(|(known, _)| known.is_of_that_of(&after)) {
+                Some(known) => *known = (after, None),
+                None => self.0.push((after, None)),
             }
         }
         if self.0.len() > REMEMBERED {

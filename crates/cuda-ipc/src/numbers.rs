@@ -133,7 +133,14 @@ pub(crate) fn awaited_by(device: Device, borrowed: Borrowed) -> Option<Vec<Await
 /// Looks at all streams; called by the thread that watches the arena. `soon`: others can learn of work that is done by the ledger
 /// alone.
 pub(crate) fn look(soon: bool) {
-    all().iter().for_each(|one| one.look(soon));
+    // First: each of these was recorded in one of the streams, or in one that was forgotten when all in it had happened.
+    let unnumbered = ledger::recorded(NO_NUMBER);
+    let all = all();
+    all.iter().for_each(|one| one.look(soon));
+    let mut without = all.iter().filter(|one| one.number == NO_NUMBER);
+    if soon && without.all(|one| one.is_at_rest()) {
+        ledger::set_all_done(unnumbered);
+    }
     forget(&mut ALL.lock());
 }
 

@@ -153,15 +153,12 @@ impl Place {
 
     /// Says that what is in `stream` so far wrote the block. Only the one writer calls it.
     pub(crate) fn publish(&self, index: u32, stream: &Stream) -> Result<()> {
-        // Of an origin that has ended, who receives it may not be able to open one.
-        let own = if self.is_orphaned() {
-            None
-        } else {
-            self.own_event(index)
-        };
-        match own {
-            Some(id) => {
-                let event = self.event(id)?;
+        // Of an origin that has ended, who receives it may not be able to open one; nor may this process, before that is buried.
+        let is_orphaned = self.is_orphaned();
+        let own = (!is_orphaned).then(|| self.own_event(index)).flatten();
+        let event = own.map(|id| self.event_if_any(id)).transpose()?;
+        match own.zip(event.flatten()) {
+            Some((id, event)) => {
                 self.claim_ready(index, id);
                 let by = self.record(stream, &event)?;
                 shm_core::failpoint!("device.ready.recorded");
@@ -373,7 +370,7 @@ impl Place {
                     continue;
                 }
                 Mark::Claimed(id, _) => {
-                    self.forget(index, word, id)?;
+                    self.forget(index, word, id);
                     continue;
                 }
                 // Which may be taken for something else meanwhile.
@@ -395,7 +392,7 @@ impl Place {
                             Mark::Recorded(..) if matches!(self, Self::Away(_)) => {
                                 self.pass_to_origin(index, word, id);
                             }
-                            _ => self.forget(index, word, id)?,
+                            _ => self.forget(index, word, id),
                         }
                         continue;
                     }
@@ -450,17 +447,16 @@ impl Place {
 
     /// An event that its recorder may not have recorded, or that may never happen, gives way to another. Its work went with
     /// its process: the driver ends what a dead process had on a device before the process is seen as dead.
-    fn forget(&self, index: u32, word: u64, id: EventId) -> Result<()> {
+    fn forget(&self, index: u32, word: u64, id: EventId) {
         let mark = match self {
-            Self::Home(_, station) => {
+            Self::Home(_, station) => station.give_way(id).map_or(Mark::None, |id| {
                 COUNTERS.events_replaced.add(1);
-                Mark::Bound(station.replace(id)?)
-            }
+                Mark::Bound(id)
+            }),
             // Not ours to replace. Nobody was told of a record, so nobody waits for it.
             Self::Away(_) => Mark::Bound(id),
         };
         self.set(index, word, mark);
-        Ok(())
     }
 
     /// The events that are bound to a block go back to the station; whether there were any. The origin calls it, of a block

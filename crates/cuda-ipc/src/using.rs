@@ -207,10 +207,9 @@ impl Use {
                         return Err(error);
                     }
                     // What is behind one that is lost never happens, as it should be. If it does after all, the rest is done
-                    // as well.
-                    for one in streams.iter().filter(|one| !one.same(other)) {
-                        let _ = other.wait_for(one);
-                    }
+                    // as well. Of several that are lost, none speaks for the others.
+                    let mut rest = streams.iter().filter(|one| !one.same(other));
+                    rest.try_for_each(|one| other.wait_for(one))?;
                     last = other;
                     break;
                 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cuda_emulator::{Driver, Knobs, Session};
+use cuda_emulator::{Driver, Kind, Knobs, Session};
 use cuda_ipc::{Device, DeviceTensor, ErrorKind, Stream};
 use cudarc::driver::{CudaContext, DevicePtrMut};
 use integration_tests::{Test, tests};
@@ -18,6 +18,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     a_stream_of_cudarc_that_has_the_handle_of_another_one_uses_a_view_behind_that,
     a_stream_of_cudarc_that_has_the_handle_of_another_one_uses_a_view_behind_that_without_ids,
     a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again,
+    a_stream_is_destroyed_when_no_tensor_is_on_it_also_where_no_event_could_be_made,
+    what_a_stream_had_done_before_it_was_lost_is_done,
     a_stream_that_has_the_handle_of_a_lost_one_is_not_lost,
     a_stream_that_has_the_handle_of_a_lost_one_is_not_lost_where_the_driver_tells_no_ids,
     a_stream_that_has_the_handle_of_a_lost_one_and_much_to_do_is_lost_where_the_driver_tells_no_ids,
@@ -155,6 +157,39 @@ fn a_stream_is_destroyed_when_no_tensor_is_on_it_and_nobody_asks_for_it_again() 
     assert_eq!(fresh.to_vec().unwrap(), [0; 100]);
     drop(fresh);
     crate::support::all_is_well(session);
+}
+
+/// Whoever uses the memory next is ordered behind it by an event, which the driver does not make for once.
+fn a_stream_is_destroyed_when_no_tensor_is_on_it_also_where_no_event_could_be_made() {
+    // The first is the trial's.
+    let session = with(&Knobs::new().fail("cuEventCreate", 2, Some(2)));
+    let raw = make();
+    let stream = lent(raw);
+    let mut mine = DeviceTensor::from_slice_on(&stream, [100], &[5_u8; 100]).unwrap();
+    mine.clear().unwrap();
+    drop(mine);
+    assert_eq!(session.reports_of(Kind::Refused).len(), 1);
+    drop(stream);
+    Driver::loaded().destroy_stream(raw).unwrap();
+    let fresh = Bytes::zeros([100]).unwrap();
+    assert_eq!(fresh.to_vec().unwrap(), [0; 100]);
+    drop(fresh);
+    crate::support::no_memory_is_left(session);
+}
+
+/// Nobody has to wait for what was over long before.
+fn what_a_stream_had_done_before_it_was_lost_is_done() {
+    let session = machine();
+    let stream = lent(make());
+    drop(DeviceTensor::from_slice_on(&stream, [100], &[5_u8; 100]).unwrap());
+    session.settle();
+    let (writer, theirs) = late_in(&stream, &session);
+    dies(writer, &session);
+    is_lost(&stream);
+    let fresh = Bytes::zeros([100]).unwrap();
+    assert_eq!(fresh.to_vec().unwrap(), [0; 100]);
+    assert_eq!(cuda_ipc::stats().reused, 1);
+    drop(theirs);
 }
 
 /// What a view was used for in a stream of cudarc that was destroyed, and in one that has its handle.

@@ -8,17 +8,19 @@ use std::error::Error;
 use std::time::Duration;
 
 use cuda_emulator::{Kind, Knobs};
-use cuda_ipc::{Device, DeviceTensor, PinnedTensor, SharedDeviceTensor, Stream};
+use cuda_ipc::{Device, DeviceTensor, Options, PinnedTensor, SharedDeviceTensor, Stream};
 use integration_tests::{Test, play, tests};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
 
+use crate::lifetime::{arm, has_failpoints};
 use crate::support::no_memory_is_left;
 
 pub(crate) const TESTS: &[Test] = &tests![
     a_call_of_an_origin_that_fails_is_an_error_and_does_no_harm,
     a_call_of_a_consumer_that_fails_is_an_error_and_does_no_harm,
     an_event_that_could_not_be_shared_for_once_is_none_and_the_next_one_is_shared,
+    an_event_of_the_dead_that_could_not_be_replaced_for_once_is_replaced_later,
 ];
 pub(crate) const SCENES: &[Test] = &tests![one_call_fails];
 
@@ -183,5 +185,45 @@ fn an_event_that_could_not_be_shared_for_once_is_none_and_the_next_one_is_shared
     }
     let stats = cuda_ipc::stats();
     assert_eq!(stats.host_waits, 1, "{stats:?}");
+    no_memory_is_left(session);
+}
+
+/// What a reader had claimed that was killed is given another event, which cannot be shared for once.
+fn an_event_of_the_dead_that_could_not_be_replaced_for_once_is_replaced_later() {
+    fn read(_rank: usize, from: Receiver<DeviceTensor<u8>>) -> tensormp::Result<()> {
+        arm("device.release.recorded=kill");
+        drop(from.get()?);
+        Ok(())
+    }
+    if !has_failpoints() {
+        return;
+    }
+    let call = "cuIpcGetEventHandle";
+    // Of the trial, and of the first tensor, which was written and is released.
+    let before = 3;
+    let knobs = Knobs::new().fail(call, 304, Some(before + 1));
+    let session = knobs.events_of_the_dead_never_happen().load().unwrap();
+    // As many as it takes for one tensor.
+    Options::new().events(2).install().unwrap();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let mut reader = spawn(read, from, 1).unwrap();
+    let mut late = DeviceTensor::from_slice([100], &[1_u8; 100]).unwrap();
+    session.hold();
+    late.clear().unwrap();
+    to.put(late).unwrap();
+    assert!(reader.join().is_err());
+    session.let_go();
+    let shared = || session.calls_of(std::process::id()).of(call);
+    assert_eq!(shared(), before);
+    let fresh = DeviceTensor::from_slice([100], &[2_u8; 100]).unwrap();
+    assert_eq!(shared(), before + 1);
+    drop(fresh);
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    while shared() == before + 1 {
+        let two = [1_u8, 2].map(|value| DeviceTensor::from_slice([1], &[value]).unwrap());
+        to.put(two).unwrap();
+        let _two: [DeviceTensor<u8>; 2] = from.get().unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
     no_memory_is_left(session);
 }

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use cuda_emulator::Knobs;
-use cuda_ipc::{Device, DeviceTensor, ErrorKind, Options, PinnedTensor, SharedDeviceTensor};
+use cuda_emulator::{Driver, Knobs};
+use cuda_ipc::{
+    Device, DeviceTensor, ErrorKind, Options, PinnedTensor, SharedDeviceTensor, Stream,
+};
 use integration_tests::{Test, tests};
 use shm_core::trace::Trace;
 use tensormp::prelude::*;
@@ -15,6 +17,8 @@ use crate::support::{machine, no_memory_is_left, with};
 pub(crate) const TESTS: &[Test] = &tests![
     a_reader_behind_the_dead_that_has_no_word_left_keeps_the_memory,
     a_reader_behind_the_dead_that_has_no_word_and_no_room_left_keeps_the_memory,
+    a_block_is_not_written_where_one_stream_of_its_reader_is_lost_and_another_one_still_reads,
+    a_block_is_not_written_where_two_streams_of_its_reader_are_lost_and_one_goes_on_after_all,
     a_pinned_tensor_is_kept_whose_copy_behind_the_dead_could_not_be_noted,
 ];
 
@@ -180,4 +184,113 @@ fn a_pinned_tensor_is_kept_whose_copy_behind_the_dead_could_not_be_noted() {
     assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
     assert!(input.into_inner().is_err());
     integration_tests::allow_leaks(1);
+}
+
+/// Reads what it received in one stream, and has another one that is lost; or both are. Either waits for work that was done just
+/// before its process was killed, and goes on when it is told.
+fn read_in_two(
+    _rank: usize,
+    (from, written, on, [ready, dead, dropped, go, went, end], lost): (
+        Receiver<Shared>,
+        Receiver<Bytes>,
+        Sender<Bytes>,
+        [Event; 6],
+        usize,
+    ),
+) -> tensormp::Result<Vec<u8>> {
+    let driver = Driver::loaded();
+    driver.start(0).unwrap();
+    let streams = [(); 3].map(|()| Stream::new(Device::new(0).unwrap()).unwrap());
+    let [side, other, reading] = &streams;
+    let tensor = reading.scope(|| from.get())?;
+    tensor.read_in(other)?;
+    let mut mine = Bytes::zeros_on(reading, [100])?;
+    let address = mine.read_in(reading)?;
+    let words = [(); 2].map(|()| driver.alloc(8).unwrap());
+    for word in words {
+        driver.fill_async(word, 0, 8, side.as_raw()).unwrap();
+    }
+    side.synchronize()?;
+    let equal = 1;
+    for (at, stream) in [other, reading].into_iter().enumerate() {
+        let theirs = (at < lost).then(|| stream.scope(|| written.get()));
+        let theirs = theirs.transpose()?;
+        driver
+            .wait_value(stream.as_raw(), words[at], 7, equal)
+            .unwrap();
+        // The event of who wrote it speaks of this process's work from now on.
+        if let Some(mut theirs) = theirs {
+            theirs.clear()?;
+            on.put(theirs)?;
+        }
+    }
+    mine.copy_from_shared(&tensor)?;
+    ready.set();
+    dead.wait()?;
+    for stream in [other, reading].into_iter().take(lost) {
+        let error = stream.synchronize().unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::WriterGone, "{error}");
+    }
+    drop(tensor);
+    dropped.set();
+    let goes_on = |at: usize| driver.write_value(side.as_raw(), words[at], 7, 0).unwrap();
+    go.wait()?;
+    goes_on(0);
+    // If it waits for nobody else, it is done by then.
+    std::thread::sleep(Duration::from_millis(200));
+    went.set();
+    end.wait()?;
+    goes_on(1);
+    driver.synchronize_stream(reading.as_raw()).unwrap();
+    Ok(driver.download(address, 100).unwrap())
+}
+
+fn is_not_written_before_it_was_read(lost: usize) {
+    fn write(_rank: usize, (from, to): (Receiver<Bytes>, Sender<Bytes>)) -> tensormp::Result<()> {
+        for mut tensor in &from {
+            tensor.clear()?;
+            to.put(tensor)?;
+        }
+        std::thread::sleep(Duration::from_secs(60));
+        Ok(())
+    }
+    let session = machine();
+    let (to, from) = Queue::bounded(1).unwrap().split();
+    let (to_writer, unwritten) = Queue::bounded(2).unwrap().split();
+    let (on, written) = Queue::bounded(2).unwrap().split();
+    let (back, _home) = Queue::bounded(2).unwrap().split();
+    let events = [(); 6].map(|()| Event::new().unwrap());
+    let [ready, dead, dropped, go, went, end] = events.clone();
+    let mut writer = spawn(write, (unwritten, on), 1).unwrap();
+    let part = (from, written, back, events, lost);
+    let mut reader = spawn(read_in_two, part, 1).unwrap();
+    let tensor = DeviceTensor::from_slice([100], &[5_u8; 100])
+        .unwrap()
+        .freeze();
+    to.put(tensor.clone()).unwrap();
+    for _ in 0..lost {
+        to_writer.put(Bytes::zeros([100]).unwrap()).unwrap();
+    }
+    ready.wait().unwrap();
+    writer.kill();
+    assert!(writer.join().is_err());
+    dead.set();
+    dropped.wait().unwrap();
+    drop(tensor);
+    go.set();
+    went.wait().unwrap();
+    let fresh = (0..20).map(|_| DeviceTensor::from_slice([100], &[6_u8; 100]).unwrap());
+    let fresh: Vec<_> = fresh.collect();
+    end.set();
+    assert_eq!(reader.join().unwrap(), [[5; 100]]);
+    assert!(session.faults().is_empty(), "{:#?}", session.faults());
+    drop(fresh);
+}
+
+fn a_block_is_not_written_where_one_stream_of_its_reader_is_lost_and_another_one_still_reads() {
+    is_not_written_before_it_was_read(1);
+}
+
+fn a_block_is_not_written_where_two_streams_of_its_reader_are_lost_and_one_goes_on_after_all() {
+    is_not_written_before_it_was_read(2);
 }

@@ -294,7 +294,7 @@ const STEPS: [&str; 4] = [
     "device.release.recorded",
 ];
 
-fn arm(label: &str) {
+pub(crate) fn arm(label: &str) {
     #[cfg(debug_assertions)]
     tensormp::shm_core::failpoint::arm(Some(label));
     #[cfg(not(debug_assertions))]
@@ -316,7 +316,7 @@ fn company(label: &str) -> u8 {
     }
 }
 
-fn has_failpoints() -> bool {
+pub(crate) fn has_failpoints() -> bool {
     if !cfg!(debug_assertions) {
         eprintln!("skipped: this build has no failpoints");
     }

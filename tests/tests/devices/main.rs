@@ -12,6 +12,7 @@ mod dying;
 mod failing;
 mod full;
 mod given_up;
+mod gone;
 mod guards;
 mod held_up;
 mod hostile;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         guards::TESTS,
         held_up::TESTS,
         full::TESTS,
+        gone::TESTS,
     ];
     integration_tests::main_with_scenes(
         &suites.concat(),

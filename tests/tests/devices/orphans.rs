@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use cuda_emulator::{Driver, Knobs, Session};
-use cuda_ipc::{DeviceTensor, ErrorKind, SharedDeviceTensor};
-use integration_tests::{Test, tests};
+use cuda_ipc::{Device, DeviceTensor, ErrorKind, SharedDeviceTensor, Stream};
+use integration_tests::{Test, kill, pidfd, tests, wait_for_end};
 use serde::{Deserialize, Serialize};
 use tensormp::prelude::*;
 use tensormp::spawn_api::builder;
@@ -23,6 +23,8 @@ pub(crate) const TESTS: &[Test] = &tests![
     what_has_no_origin_any_more_comes_from_a_writer_that_goes_on_in_its_stream,
     what_has_no_origin_any_more_comes_from_a_writer_that_has_closed_its_memory,
     what_has_no_origin_any_more_comes_from_a_writer_whose_stream_never_rests,
+    what_has_no_origin_any_more_comes_from_a_writer_whose_stream_has_no_number,
+    what_has_no_origin_any_more_is_sent_on_before_that_one_is_buried,
 ];
 
 type Bytes = DeviceTensor<u8>;
@@ -183,6 +185,8 @@ fn what_is_on_its_way_comes_though_its_stream_went_while_another_one_was_waited_
     goes.wait().unwrap();
     session.let_go();
     context.join().unwrap();
+    // The driver has taken back all that it had.
+    assert_eq!(session.live().processes, 1);
     for _ in 0..2 {
         assert_eq!(from.get().unwrap().to_vec().unwrap(), [0; 100]);
     }
@@ -291,6 +295,7 @@ enum Then {
     Sends,
     Closes,
     Works,
+    HasMany,
 }
 
 /// Sends others by the same stream after that, until it is told to end.
@@ -359,6 +364,20 @@ fn write_and_work((from, back, [sent, end]): Writing) -> tensormp::Result<()> {
     Ok(())
 }
 
+/// Has so many streams that marks have no number for the one in which it writes.
+fn write_unnumbered((from, back, [sent, end]): Writing) -> tensormp::Result<()> {
+    let device = Device::new(0)?;
+    let many = (0..255).map(|_| Stream::new(device));
+    let _many = many.collect::<Result<Vec<_>, _>>()?;
+    let stream = Stream::new(device)?;
+    let mut second = stream.scope(|| from.get())?;
+    second.copy_from(&DeviceTensor::from_slice([100], &[5; 100])?)?;
+    back.put(second)?;
+    sent.set();
+    end.wait()?;
+    Ok(())
+}
+
 fn what_has_no_origin_any_more_comes_from_a_writer_that_goes_on_in_its_stream() {
     comes_from_a_writer_that(Then::Sends);
 }
@@ -371,11 +390,16 @@ fn what_has_no_origin_any_more_comes_from_a_writer_whose_stream_never_rests() {
     comes_from_a_writer_that(Then::Works);
 }
 
+fn what_has_no_origin_any_more_comes_from_a_writer_whose_stream_has_no_number() {
+    comes_from_a_writer_that(Then::HasMany);
+}
+
 fn write(_rank: usize, (then, writing): (Then, Writing)) -> tensormp::Result<()> {
     match then {
         Then::Sends => write_and_send(writing),
         Then::Closes => write_and_close(writing),
         Then::Works => write_and_work(writing),
+        Then::HasMany => write_unnumbered(writing),
     }
 }
 
@@ -408,5 +432,46 @@ fn comes_from_a_writer_that(then: Then) {
     writer.join().unwrap();
     drop((first, second));
     cuda_ipc::collect();
+    no_memory_is_left(session);
+}
+
+/// Its tensors were written together, so that nobody has opened the events that each of them has for itself.
+fn what_has_no_origin_any_more_is_sent_on_before_that_one_is_buried() {
+    fn send(_rank: usize, to: Sender<Vec<Bytes>>) -> tensormp::Result<()> {
+        for _ in 0..10 {
+            to.put(vec![Bytes::zeros([100])?, Bytes::zeros([100])?])?;
+        }
+        std::thread::sleep(Duration::from_secs(60));
+        Ok(())
+    }
+    let session = machine();
+    for together in [false, true] {
+        let (to, from) = Queue::bounded(10).unwrap().split();
+        let context = builder().env("TENSORMP_CUDA_PATH", "descriptor");
+        let mut context = context.spawn(send, to, 1).unwrap();
+        let all: Vec<Vec<Bytes>> = (0..10).map(|_| from.get().unwrap()).collect();
+        for one in all.iter().flatten() {
+            assert_eq!(one.to_vec().unwrap(), [0; 100]);
+        }
+        let pid = context.pids()[0];
+        let end = pidfd(pid);
+        kill(pid);
+        wait_for_end(&end);
+        assert_eq!(session.live().processes, 1);
+        let (to, back) = Queue::bounded(20).unwrap().split();
+        for mut tensors in all {
+            tensors.iter_mut().for_each(|one| one.clear().unwrap());
+            match together {
+                true => to.put(tensors).unwrap(),
+                false => tensors
+                    .into_iter()
+                    .for_each(|one| to.put(vec![one]).unwrap()),
+            }
+        }
+        drop(to);
+        assert_eq!(back.iter().flatten().count(), 20);
+        assert!(context.join().is_err());
+        cuda_ipc::collect();
+    }
     no_memory_is_left(session);
 }
