@@ -100,7 +100,7 @@ pub struct Replacements {
     pub process: String,
     /// How often.
     pub count: u64,
-    /// Why, in one line, without the process id.
+    /// Why, in one line, without the process id; of the first, where the times in it differ.
     pub cause: String,
 }
 
@@ -114,7 +114,9 @@ impl Replacements {
             let from = gathered.len();
             for one in replaced {
                 let cause = one.in_short(process);
-                match gathered[from..].iter_mut().find(|same| same.cause == cause) {
+                let kind = without_its_time(&cause);
+                let mut before = gathered[from..].iter_mut();
+                match before.find(|same| without_its_time(&same.cause) == kind) {
                     Some(same) => same.count += 1,
                     None => gathered.push(Self {
                         step: step.to_owned(),
@@ -144,6 +146,14 @@ impl fmt::Display for Replacements {
             times(*count)
         )
     }
+}
+
+/// What two causes have in common: how long a process had hung when it was ended differs each time.
+fn without_its_time(cause: &str) -> (&str, &str) {
+    let cut = cause
+        .split_once("; the step's limit is ")
+        .and_then(|(hung, limit)| Some((hung.rsplit_once(" for ")?.0, limit)));
+    cut.unwrap_or((cause, ""))
 }
 
 /// `once`, `2 times`.
@@ -351,6 +361,13 @@ mod tests {
                     .to_owned(),
                 ..Replaced::default()
             },
+            Replaced {
+                pid: 11,
+                cause: "step \"infer\", replica 1: process \"infer.1\" (rank 3, pid 11) has worked on item 7 for 376ms; the \
+                        step's limit is 300ms"
+                    .to_owned(),
+                ..Replaced::default()
+            },
         ];
         let told: Vec<_> =
             Replacements::gather([("load", "load", &[][..]), ("infer", "infer.1", &all)])
@@ -362,7 +379,7 @@ mod tests {
             [
                 "process \"infer.1\" was replaced 2 times: it was killed by SIGKILL",
                 "process \"infer.1\" was replaced once: it panicked: no",
-                "process \"infer.1\" was replaced once: it has worked on item 7 for 312ms; the step's limit is 300ms",
+                "process \"infer.1\" was replaced 2 times: it has worked on item 7 for 312ms; the step's limit is 300ms",
             ]
         );
     }
