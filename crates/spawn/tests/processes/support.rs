@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use spawn::{Outcome, SpawnContext, StartMethod};
@@ -79,12 +79,28 @@ pub(crate) fn guarded(name: &str, body: impl FnOnce()) {
     let watchdog = thread::spawn(move || {
         if let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(WATCHDOG) {
             eprintln!("{label} hangs");
+            end_children();
             std::process::abort();
         }
     });
     body();
     drop(done);
     let _ = watchdog.join();
+}
+
+/// Kills what this process has started; what those have started, the system ends with them.
+fn end_children() {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
+        return;
+    };
+    for thread in threads.flatten() {
+        let children = std::fs::read_to_string(thread.path().join("children"));
+        for pid in children.unwrap_or_default().split_whitespace() {
+            if let Some(pid) = pid.parse().ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
 }
 
 /// A `Vec` of tests from functions, each for every start method: a test is named like its function.
