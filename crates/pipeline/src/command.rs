@@ -171,7 +171,7 @@ where
     };
     let odd = pipeline.odd();
     for odd in &odd {
-        eprintln!("warning: {odd}");
+        say(&format!("warning: {odd}"));
     }
     if check {
         let text = match json {
@@ -184,7 +184,7 @@ where
         };
     }
     if let Some(endless) = pipeline.endless() {
-        eprintln!("note: {endless}");
+        say(&format!("note: {endless}"));
     }
     match run(pipeline) {
         Ok(report) => {
@@ -218,8 +218,14 @@ fn never_ran(error: &Error, code: u8, as_json: bool) -> ExitCode {
 }
 
 fn told(error: &Error, code: u8) -> ExitCode {
-    eprintln!("error: {error}");
+    say(&format!("error: {error}"));
     ExitCode::from(code)
+}
+
+/// To stderr. Where nobody can read it any more, as when the terminal is gone, there is nobody to tell, and the exit code says
+/// how it went.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 fn code(termination: Termination) -> u8 {

@@ -300,6 +300,20 @@ pub(crate) fn a_process_that_is_replaced_is_told_with_the_cause_while_it_runs_an
     assert_eq!(Run::open(&out).unwrap().processes[0].replaced[0].pid, pid);
 }
 
+/// As where the terminal is gone, or whoever read has ended.
+fn nobody_listens() -> std::fs::File {
+    std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap()
+}
+
+pub(crate) fn the_exit_code_is_the_same_where_nobody_can_be_told() {
+    let mut wrong = command("nowhere.toml", &[]);
+    let output = wrong.stderr(nobody_listens()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
+}
+
 /// A terminal that is closed, or a connection that is lost, ends a run as Ctrl-C does.
 pub(crate) fn a_hangup_ends_a_run_as_interrupted() {
     let dir = tempfile::tempdir().unwrap();
@@ -308,6 +322,7 @@ pub(crate) fn a_hangup_ends_a_run_as_interrupted() {
     let mut running = command("whole.toml", &count)
         .arg(&out)
         .stdout(Stdio::piped())
+        .stderr(nobody_listens())
         .spawn()
         .unwrap();
     while !out.join("run.json").exists() && running.try_wait().unwrap().is_none() {

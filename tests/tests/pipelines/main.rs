@@ -135,6 +135,7 @@ fn main() -> ExitCode {
         the_command_says_how_a_run_ended,
         what_is_odd_is_told_by_a_check_in_its_object_too,
         a_process_that_is_replaced_is_told_with_the_cause_while_it_runs_and_after,
+        the_exit_code_is_the_same_where_nobody_can_be_told,
         a_hangup_ends_a_run_as_interrupted,
         ctrl_c_on_a_terminal_ends_a_run_as_interrupted,
         a_signal_that_a_program_of_its_own_hands_on_interrupts_its_run,
