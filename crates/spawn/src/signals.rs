@@ -107,7 +107,8 @@ impl Dispositions {
 /// program are stopped as by [`terminate`](crate::SpawnContext::terminate) (SIGTERM, grace, SIGKILL), `join` says
 /// [`Interrupted`](ErrorKind::Interrupted), and the program ends as it likes; at the second signal the workers are
 /// killed; at the third the program ends as if there were no guard. Of several guards each does this, until the last is
-/// dropped.
+/// dropped. A SIGHUP that comes again insists on nothing and does not count: when a terminal goes, its shell and the system may
+/// both tell of it.
 ///
 /// ```no_run
 /// # fn work(_rank: usize, _: ()) {}
@@ -158,17 +159,23 @@ static GUARDS: Mutex<Guards> = Mutex::new(Guards {
 /// How many signals this program got since its first guard, and the last of them. Written by the handlers, in whatever
 /// thread, and at once: whoever looks twice sees each that came in between, also while a guard's own thread has no turn.
 static SEEN: AtomicU64 = AtomicU64::new(0);
+/// How many of them were SIGHUP.
+static HANGUPS: AtomicU64 = AtomicU64::new(0);
 static LAST: AtomicI32 = AtomicI32::new(0);
 
 /// Tells the handlers of a signal to count it, before anything else is done about it.
 fn count(signal: i32) -> std::io::Result<()> {
     let handler = move || {
         LAST.store(signal, Ordering::Relaxed);
+        if signal == SIGHUP {
+            // Pairs with the load in `seen_hangups`.
+            HANGUPS.fetch_add(1, Ordering::Release);
+        }
         // Pairs with the load in `seen`.
         SEEN.fetch_add(1, Ordering::Release);
     };
-    // SAFETY: the handler may be called at any moment; it does nothing but two operations on atomics, neither of which
-    // takes a lock, allocates or panics.
+    // SAFETY: the handler may be called at any moment; it does nothing but operations on atomics, none of which takes
+    // a lock, allocates or panics.
     unsafe { low_level::register(signal, handler) }.map(drop)
 }
 
@@ -216,8 +223,11 @@ impl Signals {
             .name("signals".to_owned())
             .stack_size(STACK)
             .spawn(move || {
-                let mut count = 0;
+                let (mut count, mut hung_up) = (0, false);
                 for signal in &mut signals {
+                    if signal == SIGHUP && std::mem::replace(&mut hung_up, true) {
+                        continue;
+                    }
                     count += 1;
                     // Pairs with the load in `received`.
                     seen.received.store(signal, Ordering::Release);
@@ -261,6 +271,14 @@ impl Signals {
         SEEN.load(Ordering::Acquire)
     }
 
+    /// How many of [these](Self::seen) were SIGHUP, of which one says as much as several. Asked after those, it has each hangup
+    /// that is among them.
+    #[must_use]
+    pub fn seen_hangups() -> u64 {
+        // Pairs with the addition in the handler.
+        HANGUPS.load(Ordering::Acquire)
+    }
+
     /// The name of the last of [these](Self::seen).
     #[must_use]
     pub fn last_seen() -> Option<String> {
@@ -270,7 +288,7 @@ impl Signals {
         }
     }
 
-    /// How many came. After the second, nothing should be waited for any more.
+    /// How many came, but for a SIGHUP that came again. After the second, nothing should be waited for any more.
     #[must_use]
     pub fn count(&self) -> u32 {
         // Pairs with the store in the thread.

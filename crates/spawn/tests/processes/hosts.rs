@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         signals_that_are_handed_on_stop_the_workers_and_the_program_goes_on,
         a_program_that_ignores_its_hangup_goes_on_with_a_guard_too,
         a_second_signal_kills_what_the_first_did_not_stop,
+        a_hangup_that_comes_again_insists_on_nothing,
         the_guard_gives_signals_back,
         a_guard_that_outlives_or_follows_another_hands_signals_on,
         a_worker_may_start_a_runtime_also_under_one,
@@ -211,6 +212,20 @@ fn a_second_signal_kills_what_the_first_did_not_stop() {
     assert!(status.success(), "{text}");
 }
 
+/// A shell that is closed tells its jobs, and so does the system when their terminal is gone.
+fn a_hangup_that_comes_again_insists_on_nothing() {
+    let (program, workers, mut output) = program("stubborn");
+    signal(&program, Signal::HUP);
+    assert_eq!(line_of(&mut output), "SIGHUP was seen");
+    signal(&program, Signal::HUP);
+    signal(&program, Signal::TERM);
+    workers.iter().for_each(wait_for_end);
+    // With one more, this would have been the third, which ends the program.
+    assert_eq!(line_of(&mut output), "2 came");
+    let (status, text) = end_of(program);
+    assert!(status.success(), "{text}");
+}
+
 pub(crate) fn stubborn_scene() {
     fn stubborn(_rank: usize, gate: std::path::PathBuf) {
         ignore_signal(libc::SIGTERM);
@@ -228,7 +243,7 @@ pub(crate) fn stubborn_scene() {
     while signals.received().is_none() {
         std::thread::yield_now();
     }
-    println!("SIGINT was seen");
+    println!("{} was seen", signals.received().unwrap());
     context.join().unwrap_err();
     println!("{} came", signals.count());
 }
