@@ -35,6 +35,9 @@ struct CardState {
     goes_on: bool,
     members: SmallVec<[Member; 1]>,
     outputs: u32,
+    /// Whether a thread let go of it because it panicked. Where the panic is the process's, its call comes to no end, and
+    /// this is unfinished; else it has failed.
+    panicked: bool,
     /// The place in the ledger, for a process that may be replaced.
     receipt: Option<Receipt>,
 }
@@ -79,6 +82,7 @@ impl Card {
                 goes_on: false,
                 members: std::mem::take(&mut item.members).into(),
                 outputs: 0,
+                panicked: false,
                 receipt,
             }),
         })
@@ -195,6 +199,12 @@ impl Card {
         }
     }
 
+    /// A thread lets go of it because it panics.
+    #[cold]
+    pub(crate) fn has_panicked(&self) {
+        self.state.lock().panicked = true;
+    }
+
     /// An output goes on under its number: the step that restores the order gets that instead of this.
     pub(crate) fn goes_on(&self) {
         self.state.lock().goes_on = true;
@@ -244,6 +254,9 @@ impl LetGo {
     /// Notes what became of it.
     pub(crate) fn note(mut self, home: &Home) {
         let state = &mut self.0;
+        if state.panicked && state.outputs == 0 {
+            state.card.outcome = Outcome::Failed;
+        }
         if !state.goes_on {
             home.note_gone(state.card.item, state.portion());
         }

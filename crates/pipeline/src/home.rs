@@ -192,7 +192,7 @@ impl Home {
     }
 
     pub(crate) fn is_failing(&self) -> bool {
-        self.failing.load(Ordering::Relaxed) || std::thread::panicking()
+        self.failing.load(Ordering::Relaxed)
     }
 
     /// The stage is called, on this thread.

@@ -381,6 +381,9 @@ impl Input {
 impl Drop for Input {
     fn drop(&mut self) {
         self.letting_go = self.card.home.let_go_aside();
+        if std::thread::panicking() {
+            self.card.has_panicked();
+        }
         self.note_copies();
         for reading in &mut self.readings {
             reading.let_go(&self.card.home);

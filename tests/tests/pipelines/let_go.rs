@@ -370,3 +370,64 @@ pub(crate) fn what_a_thread_holds_of_a_stage_that_fails_in_its_end_is_not_done()
         adds_up(&report);
     }
 }
+
+/// Panics with each input in hand but the first three, in threads of its own, or in a call that goes on.
+struct Fragile {
+    in_threads: bool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Stage for Fragile {
+    type Params = bool;
+    type Result = ();
+
+    fn output_spec(_: &bool) -> Vec<TensorSpec> {
+        Vec::new()
+    }
+
+    fn new(in_threads: bool, _: &Context) -> Result<Self, StageError> {
+        Ok(Self {
+            in_threads,
+            threads: Vec::new(),
+        })
+    }
+
+    fn process(&mut self, input: Option<Input>, _: &mut Output) -> Result<Flow, StageError> {
+        let breaks = move || {
+            let number = input.as_ref().map_or(0, Input::item);
+            assert!(number < 3, "number {number} breaks");
+        };
+        if self.in_threads {
+            self.threads.push(std::thread::spawn(breaks));
+        } else {
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(breaks));
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn finish(self, _: &mut Output) -> Result<(), StageError> {
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn what_a_thread_held_that_panicked_has_failed_and_its_slot_is_free() {
+    for (in_threads, restarts) in [(true, 1), (false, 1), (true, 0), (false, 0)] {
+        let report = Pipeline::new()
+            .client(client(12))
+            .step(load().slots(2))
+            .step(
+                Step::of::<Fragile>("fragile", in_threads).restart(restarts, Unfinished::Redeliver),
+            )
+            // For a run that waits for its slots for ever.
+            .timeout(Duration::from_secs(60))
+            .start()
+            .unwrap()
+            .wait();
+        adds_up(&report);
+        let items = report.items();
+        assert_eq!((items.completed, items.failed), (3, 9), "{report:?}");
+    }
+}

@@ -100,6 +100,7 @@ fn main() -> ExitCode {
         what_a_thread_holds_of_a_stage_that_fails_in_its_end_is_not_done,
         what_another_thread_lets_go_of_in_a_call_is_done_only_with_it,
         a_thread_that_has_ended_hides_no_knot,
+        what_a_thread_held_that_panicked_has_failed_and_its_slot_is_free,
         what_is_dropped_in_part_is_made_up_for_though_the_rest_is_held,
         what_can_be_known_not_to_work_is_refused,
         a_payload_or_a_result_of_another_type_is_refused,
